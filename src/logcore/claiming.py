@@ -35,7 +35,10 @@ def claim_directory(fs: FS, directory: str, member: str, *, shared: bool = False
         with lock.shared.mutex:
             common: Common | None = lock.shared.state
             if common is None:
-                common = _common_of_many(fs, directory, lock.handle) if shared else _common(fs, directory)
+                if shared:
+                    common = _common_of_many(fs, directory, lock.handle)
+                else:
+                    common = _common(fs, directory)
                 lock.shared.state = common
                 checkpoint.keep_reserve(fs, directory)
             if common.is_unfinished and common.presence is not None:

@@ -194,7 +194,9 @@ def _checked(name: str, value: object, facts: Mapping[str, Any]) -> float | bool
         return str(value)
     low, high = facts["range"]
     is_double = facts["type"] == "double"
-    parse: Callable[[Any], float] = float if is_double else int
+    parse: Callable[[Any], float] = int
+    if is_double:
+        parse = float
     kind = "an integer"
     if is_double:
         kind = "a number"

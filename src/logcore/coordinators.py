@@ -122,7 +122,9 @@ class Coordinators:
         from logcore.registry.files import ENDING
 
         is_there = self._registry is not None or self._fs.exists(directory.path + ENDING)
-        return self.registry(directory) if is_there else None
+        if is_there:
+            return self.registry(directory)
+        return None
 
     def forget_registered(self, directory: Directory, topics: Collection[str]) -> None:
         """Deletes offsets of topics that are in the registry, if there is one. Raises what that raises."""

@@ -142,7 +142,9 @@ def hold_for(*groups: str, policy: Policy = kafka_rules) -> Policy:
             free += 1
         return max(below_start(facts), min(policy(facts), free))
 
-    return held if groups else policy
+    if groups:
+        return held
+    return policy
 
 
 def to_fit(partitions: Mapping[tuple[str, int], PartitionFacts], excess_bytes: int) -> dict[tuple[str, int], int]:

@@ -253,7 +253,9 @@ class Segment(SegmentFields):
                 at = start
                 origin = position - start
                 at_least_one = False
-                length = int.from_bytes(data[at + 8 : at + 12], "big", signed=True) if limit - at >= 12 else 0
+                length = 0
+                if limit - at >= 12:
+                    length = int.from_bytes(data[at + 8 : at + 12], "big", signed=True)
                 stop = min(limit, at + max(layout.HEADER_SIZE, length + layout.LOG_OVERHEAD))
                 continue
             if why not in (layout.WALK_LIMIT, layout.WALK_END, layout.WALK_SHORT) and next_at == start:

@@ -76,7 +76,10 @@ class Broker:
             self.state.groups = GroupsBesideOthers(self.state)
             self.state.transactions = TransactionsBesideOthers(self.state)
         else:
-            self.state.groups = Groups(self.state) if new_id is None else Groups(self.state, new_id)
+            if new_id is None:
+                self.state.groups = Groups(self.state)
+            else:
+                self.state.groups = Groups(self.state, new_id)
             self.state.transactions = TransactionHost(self.state)
 
     def handle(self, session: Session, frame: memoryview, now_ms: int) -> list[Piece] | Answer | None:
@@ -118,7 +121,9 @@ class Broker:
             waited.then(ready)
             return encoded
         self._note(call, api, response)
-        return None if response is None else self._encode(api, version, header.correlation_id, response)
+        if response is None:
+            return None
+        return self._encode(api, version, header.correlation_id, response)
 
     def _say_unserved(self, header: wire.Header, peer: str, now_ms: int) -> None:
         name = wire.APIS[header.api_key].name

@@ -165,7 +165,9 @@ class Connection:
         if self._began_ms is None or came < 4:
             return 0
         size = 4 + int.from_bytes(self._view[self._start : self._start + 4], "big", signed=True)
-        until_ms = self.active_ms if self._budget.is_waiting(self) else now_ms
+        until_ms = now_ms
+        if self._budget.is_waiting(self):
+            until_ms = self.active_ms
         return max(0, size - came) * max(0, until_ms - self._began_ms - self._waited_ms) // came
 
     def give_up(self, reason: str) -> None:

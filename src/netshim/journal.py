@@ -45,7 +45,9 @@ _ORDINARY: Final = frozenset(
 def shown(text: object) -> str:
     """What a client sent, for a line of the log."""
     whole = repr(text)
-    return whole if len(whole) <= _TEXT_CHARACTERS else whole[:_TEXT_CHARACTERS] + "..."
+    if len(whole) <= _TEXT_CHARACTERS:
+        return whole
+    return whole[:_TEXT_CHARACTERS] + "..."
 
 
 class Asked(Protocol):

@@ -275,7 +275,9 @@ class Server:
         self._ticking: asyncio.Future[Any] | None = None
 
     def __repr__(self) -> str:
-        state = self.bootstrap_servers if self._timer is not None else "not serving"
+        state = "not serving"
+        if self._timer is not None:
+            state = self.bootstrap_servers
         return f"<Server {state} over {self.path}>"
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -359,7 +361,9 @@ class Server:
         """The address to give to clients, such as "127.0.0.1:53211"."""
         host, port = self.advertised or (self.host, self.port)
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        if ":" in host:
+            return f"[{host}]:{port}"
+        return f"{host}:{port}"
 
     async def stop(self, drain_s: float = _DRAIN_S) -> None:
         """Answers what was asked, for at most drain_s seconds, then closes everything. Raises what closing raises."""
@@ -422,7 +426,10 @@ class Server:
         else:
             self._tick_broker()
         next_ms = self.broker.next_ms
-        delay_s = _TICK_S if next_ms is None else min(_TICK_S, max(0.001, (next_ms - self.now_ms()) / 1000))
+        if next_ms is None:
+            delay_s = _TICK_S
+        else:
+            delay_s = min(_TICK_S, max(0.001, (next_ms - self.now_ms()) / 1000))
         self._timer = self.loop.call_later(delay_s, self._tick)
 
     def _tick_broker(self) -> None:

@@ -144,7 +144,9 @@ class GroupsBesideOthers:
         if groups is None or self._is_looking or self._state.is_stopping or not groups.has_members:
             return
         self._is_looking = True
-        delay_ms = _SOON_MS if self._waits else _LATER_MS
+        delay_ms = _LATER_MS
+        if self._waits:
+            delay_ms = _SOON_MS
         self._state.timers.at(self._now_ms + delay_ms, self._look)
 
     def _look(self, now_ms: int) -> None:
@@ -176,7 +178,9 @@ class GroupsBesideOthers:
         process_groups.home_of(self._state.logdir, "")
 
     def get(self, group_id: str) -> Group | None:
-        return self._open().get(group_id) if group_id else None
+        if group_id:
+            return self._open().get(group_id)
+        return None
 
     def all(self) -> list[Group]:
         return self._open().all()

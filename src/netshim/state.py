@@ -120,7 +120,9 @@ class State:
         if key in self._lines or key in self._turns:
             return None
         log = self.logdir.opened(topic, partition)
-        return None if log is None or log.has_failed else log
+        if log is None or log.has_failed:
+            return None
+        return log
 
     def _is_to_open(self, key: Key) -> bool:
         """Whether its log is to be opened, or has not taken in what another process did."""
@@ -286,7 +288,9 @@ class State:
         if name is not None and name in self.logdir and self.topic_id(name) == topic_id:
             return name
         self._names = {self.topic_id(name): name for name in self.logdir.topics()}
-        return self._names.get(topic_id) if topic_id != NO_ID else None
+        if topic_id != NO_ID:
+            return self._names.get(topic_id)
+        return None
 
     def appended(self, topic: str, partition: int, log: Log, end: int, now_ms: int) -> None:
         """To be called after an append: lets those know who wait to read it, once it may be read."""

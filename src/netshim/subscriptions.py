@@ -54,6 +54,9 @@ def compile_pattern(pattern: str) -> Callable[[str], bool]:
         compiled = re2.compile(pattern, options)
     except re2.error as error:
         text = error.args[0]
-        said = text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+        if isinstance(text, bytes):
+            said = text.decode(errors="replace")
+        else:
+            said = str(text)
         raise ValueError(f"not a regular expression of RE2: {said}") from error
     return lambda name: compiled.fullmatch(name) is not None

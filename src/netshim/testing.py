@@ -101,12 +101,16 @@ class Kafka:
         self._numbers = itertools.count(1)  # of namespaces
 
     def __repr__(self) -> str:
-        stopped = "" if self.server.is_running else "stopped, was at "
+        stopped = "stopped, was at "
+        if self.server.is_running:
+            stopped = ""
         try:
             counts = [f"{name}: {_records(self._count(name))}" for name in self.topics()]
         except (LogcoreError, OSError) as error:
             counts = [f"topics cannot be read: {error}"]
-        where = f", topics {self.prefix}*" if self.prefix else ""
+        where = ""
+        if self.prefix:
+            where = f", topics {self.prefix}*"
         return f"<Kafka {stopped}{self.bootstrap_servers}{where}; {', '.join(counts) or 'no topics'}>"
 
     # -- the broker ----------------------------------------------------------------------------------------------
@@ -142,11 +146,15 @@ class Kafka:
 
     def topic(self, name: str) -> str:
         """The real name of a topic: the one to give to clients."""
-        return name if name.startswith(self.prefix) else self.prefix + name
+        if name.startswith(self.prefix):
+            return name
+        return self.prefix + name
 
     def group(self, name: str) -> str:
         """The real name of a consumer group, for `group.id`."""
-        return name if name.startswith(self.prefix) else self.prefix + name
+        if name.startswith(self.prefix):
+            return name
+        return self.prefix + name
 
     def topics(self) -> list[str]:
         """The topics of the namespace, without the prefix and without Kafka's internal ones; sorted."""
@@ -307,7 +315,9 @@ class Kafka:
         if self._count(topic) < count:
             return None
         found = self.records(topic, isolation=isolation, order=order)
-        return found if len(found) >= count else None
+        if len(found) >= count:
+            return found
+        return None
 
     def _counts(self, topic: str) -> dict[int, int]:
         """How many offsets each partition has; where compaction or markers left gaps, more than records."""
@@ -389,7 +399,9 @@ class _Listening:
         keys = [(self._real, number) for number in numbers]
         if keys != self._keys:
             self._exchange(keys)
-        return _LOOK_FOR_PARTITIONS_S if is_there else _LOOK_S
+        if is_there:
+            return _LOOK_FOR_PARTITIONS_S
+        return _LOOK_S
 
     def _exchange(self, keys: list[Key]) -> None:
         def exchange() -> None:
@@ -405,7 +417,9 @@ class _Listening:
 
 
 def _records(count: int) -> str:
-    return f"{count} record" if count == 1 else f"{count} records"
+    if count == 1:
+        return f"{count} record"
+    return f"{count} records"
 
 
 def _shown(record: TopicRecord) -> str:
@@ -414,10 +428,14 @@ def _shown(record: TopicRecord) -> str:
     if record.timestamp_ms >= 0:
         with contextlib.suppress(OverflowError, ValueError, OSError):  # a time that no calendar has
             when = datetime.fromtimestamp(record.timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds")
-    headers = f", headers={_cut(repr(record.headers))}" if record.headers else ""
+    headers = ""
+    if record.headers:
+        headers = f", headers={_cut(repr(record.headers))}"
     what = f"key={_cut(repr(record.key))}, value={_cut(repr(record.value))}{headers}"
     return f"partition {record.partition}, offset {record.offset}, {when}, {what}"
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
+    if len(text) <= _MAX_SHOWN:
+        return text
+    return f"{text[: _MAX_SHOWN - 3]}..."

@@ -185,7 +185,9 @@ class Syncs:
 
     def _finished(self, log: Log, result: Any) -> None:
         self._running.discard(log)
-        error = result if isinstance(result, BaseException) else None
+        error = None
+        if isinstance(result, BaseException):
+            error = result
         waiting = self._waiting.pop(log, [])
         durable_end = log.durable_end_offset
         kept = []

@@ -70,7 +70,9 @@ class OffsetStores:
         """All that a group has committed, on disk. Raises what the registry raises."""
         if self.registry is None:
             return self.groups.committed(group_id)
-        found = self.groups.committed(group_id) if self.storage == "log" or self.is_dual else {}
+        found = {}
+        if self.storage == "log" or self.is_dual:
+            found = self.groups.committed(group_id)
         for key, offset in offsets.committed(self.registry, group_id).items():
             if key not in found or found[key].offset < offset:
                 found[key] = Committed(offset, -1, "", _UNKNOWN_MS)

@@ -56,7 +56,9 @@ class TopicEntry:
         """Raises ValueError, which says what is wrong. The file may come from anywhere, and what it says becomes paths
         and memory.
         """
-        facts: dict[str, Any] = row if isinstance(row, dict) else {}
+        facts: dict[str, Any] = {}
+        if isinstance(row, dict):
+            facts = row
         name = facts.get("topic")
         if not is_topic_name(name):
             raise ValueError(f"a row whose topic is {name!r:.80}")

@@ -175,7 +175,10 @@ class ProducerState:
         for offset in reversed(self._offsets()):
             if low <= offset <= high:
                 content = checkpoint.read(self._fs, self._path, file_name(offset, SNAPSHOT))
-                producers = None if content is None else Producers.unpack(content, offset)
+                if content is None:
+                    producers = None
+                else:
+                    producers = Producers.unpack(content, offset)
                 if producers is not None:
                     return producers
         return None
@@ -193,7 +196,9 @@ class ProducerState:
             return self.if_any()
         with contextlib.suppress(CorruptBatchError, StorageReadError):
             if has_producers:
-                return self._looked_up() if is_midway else self.known()
+                if is_midway:
+                    return self._looked_up()
+                return self.known()
         return None
 
     def if_any(self) -> Producers | None:
@@ -267,7 +272,9 @@ def coordinator_epochs(segment: Segment) -> Callable[[int], int]:
 
     def coordinator_epoch(position: int) -> int:
         batch = segment.batch(position)
-        return -1 if batch is None else batch.marker().coordinator_epoch
+        if batch is None:
+            return -1
+        return batch.marker().coordinator_epoch
 
     return coordinator_epoch
 

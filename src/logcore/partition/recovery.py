@@ -202,7 +202,9 @@ def recover(
             expected=f"whole batches up to offset {recovery_point}" if end_offset < recovery_point else None,
             found=f"an end at offset {end_offset}" if end_offset < recovery_point else None,
         )
-    quarantine = _copy_tail(fs, segment, bad) if action is Action.QUARANTINE_AND_CUT else None
+    quarantine = None
+    if action is Action.QUARANTINE_AND_CUT:
+        quarantine = _copy_tail(fs, segment, bad)
     if is_on_disk:
         segment.cut(bad)
     else:

@@ -198,7 +198,9 @@ class TransactionCoordinator:
         """
         with self._lock:
             error = self._machine.verify(*who, partition)
-            return write() if error is None else error
+            if error is None:
+                return write()
+            return error
 
     def get(self, transactional_id: str) -> StoredTransaction | None:
         """How an id stands, as this process knows it."""
@@ -253,7 +255,9 @@ class TransactionCoordinator:
             self._act(self._machine.adopt(left_open(self._directory), now_ms))
 
     def _numbers(self) -> tuple[int, ...]:
-        return self._directory.partitions(TRANSACTIONS_TOPIC) if TRANSACTIONS_TOPIC in self._directory else ()
+        if TRANSACTIONS_TOPIC in self._directory:
+            return self._directory.partitions(TRANSACTIONS_TOPIC)
+        return ()
 
     def _has_news(self) -> bool:
         """Whether another process has stored something."""
@@ -271,7 +275,9 @@ class TransactionCoordinator:
 
     def _opened(self, number: int) -> Log:
         log = self._directory.partition(TRANSACTIONS_TOPIC, number)
-        return self._directory.open_again(TRANSACTIONS_TOPIC, number) if log.has_failed else log
+        if log.has_failed:
+            return self._directory.open_again(TRANSACTIONS_TOPIC, number)
+        return log
 
     def _home(self, transactional_id: str) -> Log:
         """The log that the records of an id are in."""
@@ -311,7 +317,10 @@ class TransactionCoordinator:
         if machine.is_over:  # a record before this one failed
             return
         name = effect.transaction.transactional_id
-        value = None if effect.stored is None else transaction_value(effect.stored)
+        if effect.stored is None:
+            value = None
+        else:
+            value = transaction_value(effect.stored)
         try:
             log = self._home(name)
             receipt = log.append(value, key=transaction_key(name), timestamp_ms=self._fs.now_ms(), durability="os")
@@ -360,7 +369,9 @@ class TransactionCoordinator:
     def _marked(self, partition: Partition) -> Log:
         """The log that a marker is to be written to."""
         log = self._directory.partition(*partition)
-        return self._directory.open_again(*partition) if log.has_failed else log
+        if log.has_failed:
+            return self._directory.open_again(*partition)
+        return log
 
     def _miss(self, partition: Partition, error: Exception, left: set[Partition]) -> None:
         tell("transactions", ERROR, "%s-%d: the marker of a transaction was not stored: %s", *partition, error)

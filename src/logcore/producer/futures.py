@@ -257,7 +257,10 @@ class RecordFuture(FutureFields, Future[RecordMetadata]):
             offset = receipt.offset + self.index - delivery.first
         if delivery.gives_time:
             kind = "append"
-            sent_ms = -1 if receipt is None else receipt.timestamp_ms
+            if receipt is None:
+                sent_ms = -1
+            else:
+                sent_ms = receipt.timestamp_ms
         topic = delivery.topic
         partition = delivery.partition
         return _MAKE((topic, partition, offset, sent_ms, kind, self.key_size, self.value_size, delivery.level))

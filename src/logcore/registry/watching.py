@@ -46,7 +46,9 @@ class FileWatch:
         self._seen = state()
 
     def fileno(self) -> int:
-        return -1 if self._watch is None else self._watch.fileno()
+        if self._watch is None:
+            return -1
+        return self._watch.fileno()
 
     def close(self) -> None:
         if self._watch is not None:
@@ -54,7 +56,10 @@ class FileWatch:
             self._watch = None
 
     def wait(self, timeout: float | None = None) -> bool:
-        deadline = None if timeout is None else self._fs.monotonic_ms() + max(0, round(timeout * 1000))
+        if timeout is None:
+            deadline = None
+        else:
+            deadline = self._fs.monotonic_ms() + max(0, round(timeout * 1000))
         while True:
             if self._arm() or self._is_echo():
                 return True
@@ -67,7 +72,9 @@ class FileWatch:
     def _pause(self, deadline: int | None) -> float | None:
         """How long to wait for the next event, seconds."""
         ends = [end for end in (deadline, *self._echoes[:1]) if end is not None]
-        return max(0, min(ends) - self._fs.monotonic_ms()) / 1000 if ends else None
+        if ends:
+            return max(0, min(ends) - self._fs.monotonic_ms()) / 1000
+        return None
 
     def _is_echo(self) -> bool:
         if not self._echoes or self._echoes[0] > self._fs.monotonic_ms():

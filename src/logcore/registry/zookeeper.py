@@ -185,7 +185,10 @@ class ZooKeeperRegistry:
 
     def __repr__(self) -> str:
         connection = self._connection
-        state = "closed" if connection.is_closed else connection.state
+        if connection.is_closed:
+            state = "closed"
+        else:
+            state = connection.state
         return f"<ZooKeeperRegistry, session {connection.session_id}, {state}>"
 
     def __enter__(self) -> ZooKeeperRegistry:

@@ -48,7 +48,9 @@ _SUBTRACT: Final = 3
 def source_of(name: str, overrides: Iterable[str], given: Iterable[str]) -> int:
     if name in overrides:
         return _FROM_TOPIC
-    return _FROM_BROKER if name in given else _FROM_DEFAULT
+    if name in given:
+        return _FROM_BROKER
+    return _FROM_DEFAULT
 
 
 def describe_configs(request: DescribeConfigsRequest, call: Call, state: State) -> Answer:
@@ -198,7 +200,9 @@ def alter_configs(request: AlterConfigsRequest, call: Call, state: State) -> Ans
         return {**dict.fromkeys(before), **{each.name: each.value for each in asked.configs}}
 
     def refuse(asked: AlterConfigsRequest.Resource) -> str | None:
-        return "a config without a value" if any(each.value is None for each in asked.configs) else None
+        if any(each.value is None for each in asked.configs):
+            return "a config without a value"
+        return None
 
     return state.in_background(lambda: _alter(wire.ALTER_CONFIGS.Response, request, call, state, changes, refuse))
 
@@ -222,7 +226,9 @@ def _alter(
         result = response_type.Resource(resource_type=asked.resource_type, resource_name=asked.resource_name)
         results.append(result)
         names = [each.name for each in asked.configs]
-        reason = "the resource is named twice" if times[asked.resource_type, asked.resource_name] > 1 else None
+        reason = None
+        if times[asked.resource_type, asked.resource_name] > 1:
+            reason = "the resource is named twice"
         reason = reason or ("a config is named twice" if len(set(names)) < len(names) else refuse(asked))
         if asked.resource_type != _TOPIC_RESOURCE:
             reason = reason or "only settings of topics can be altered; the broker's are given when it is started"

@@ -60,7 +60,9 @@ def message_of(error: BaseException) -> str:
     if path:
         text = text.replace(path, os.path.basename(path))
     text = _PATH.sub("", text)
-    return text if len(text) <= _MESSAGE_CHARACTERS else text[:_MESSAGE_CHARACTERS] + "..."
+    if len(text) <= _MESSAGE_CHARACTERS:
+        return text
+    return text[:_MESSAGE_CHARACTERS] + "..."
 
 
 def code_of(error: BaseException) -> int:

@@ -95,7 +95,9 @@ def _code_of(error: GroupError | None, call: Call) -> int:
     if error is None:
         return codes.NONE
     last, code = _CODES_BY_VERSION.get((error, call.api_key), (-1, codes.NONE))
-    return code if call.version <= last else _CODES[error]
+    if call.version <= last:
+        return code
+    return _CODES[error]
 
 
 RequestT = TypeVar("RequestT")
@@ -322,7 +324,9 @@ def offset_commit(
 
 
 def _partitions(state: State, topic: str) -> tuple[int, ...]:
-    return state.logdir.partitions(topic) if topic in state.logdir else ()
+    if topic in state.logdir:
+        return state.logdir.partitions(topic)
+    return ()
 
 
 def _refuse_fetch(request: OffsetFetchRequest, call: Call, code: int) -> OffsetFetchResponse:
@@ -371,7 +375,10 @@ def _fetched_group(
 
 
 def _fetched(topic_type: Any, topics: Any, group: Group | None, *, is_strict: bool = False) -> list[Any]:
-    offsets = {} if group is None else group.offsets
+    if group is None:
+        offsets = {}
+    else:
+        offsets = group.offsets
     if topics is None:
         numbers_of: dict[str, list[int]] = {}
         for name, number in group.offset_keys() if is_strict and group is not None else ():
@@ -469,7 +476,9 @@ def describe_groups(
     Stable group only.
     """
     group_type = wire.DESCRIBE_GROUPS.Response.Group
-    operations = GROUP_OPERATIONS if request.include_authorized_operations else NOT_ASKED
+    operations = NOT_ASKED
+    if request.include_authorized_operations:
+        operations = GROUP_OPERATIONS
     results = []
     for group_id in request.groups:
         group = groups.get(group_id)
@@ -526,7 +535,9 @@ def list_groups(request: ListGroupsRequest, call: Call, groups: AnyGroups, state
 
 
 def _type_of(group: Group) -> str:
-    return "classic" if group.consumers is None else "consumer"
+    if group.consumers is None:
+        return "classic"
+    return "consumer"
 
 
 def _refuse_delete(request: DeleteGroupsRequest, call: Call, code: int) -> DeleteGroupsResponse:

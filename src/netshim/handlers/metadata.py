@@ -167,7 +167,9 @@ def _metadata(
 
 
 def _asked(wanted: bool, operations: int) -> int:
-    return operations if wanted else -(2**31)
+    if wanted:
+        return operations
+    return -(2**31)
 
 
 def _topic_metadata(name: str, request: MetadataRequest | _NothingAsked, state: State) -> MetadataResponse.Topic:
@@ -249,7 +251,9 @@ def _describe_topic_partitions(
                 code = codes.INVALID_TOPIC_EXCEPTION
             topics.append(topic_type(error_code=code, name=name, topic_authorized_operations=_TOPIC_OPERATIONS))
             continue
-        first = cursor.partition_index if cursor is not None and name == cursor.topic_name else 0
+        first = 0
+        if cursor is not None and name == cursor.topic_name:
+            first = cursor.partition_index
         described = _topic_metadata(name, _NOTHING_ASKED, state)
         partitions = [partition for partition in described.partitions if partition.partition_index >= first]
         if left <= 0 or len(partitions) > left:

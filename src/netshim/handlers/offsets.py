@@ -100,7 +100,10 @@ def _list_offsets(
             result.error_code = codes.UNSUPPORTED_VERSION
             return
         result.leader_epoch = log.leader_epoch
-        end = log.last_stable_offset if request.isolation_level == 1 else log.high_watermark
+        if request.isolation_level == 1:
+            end = log.last_stable_offset
+        else:
+            end = log.high_watermark
         if timestamp == _LATEST:
             result.offset = end
         elif timestamp in (_EARLIEST, _EARLIEST_LOCAL):
@@ -200,7 +203,10 @@ def _delete_records(request: DeleteRecordsRequest, call: Call, state: State) -> 
             return
         if log.durability.waits:  # what was written with acks=1 is shown when it is on disk, and may be deleted then
             log.flush()
-        before = log.high_watermark if asked.offset == -1 else asked.offset
+        if asked.offset == -1:
+            before = log.high_watermark
+        else:
+            before = asked.offset
         result.low_watermark = log.delete_records(before)
 
     topic_type = wire.DELETE_RECORDS.Response.Topic

@@ -39,14 +39,18 @@ def log_of(topic: str, number: int, asked: object, result: Coded, state: State) 
         result.error_code = code_of(error)
         return None
     result.error_code = check_epoch(log, getattr(asked, "current_leader_epoch", -1))
-    return None if result.error_code else log
+    if result.error_code:
+        return None
+    return log
 
 
 def check_epoch(log: Log, leader_epoch: int) -> int:
     """What a client's idea of the leader epoch says about its metadata."""
     if leader_epoch < 0 or leader_epoch == log.leader_epoch:
         return codes.NONE
-    return codes.FENCED_LEADER_EPOCH if leader_epoch < log.leader_epoch else codes.UNKNOWN_LEADER_EPOCH
+    if leader_epoch < log.leader_epoch:
+        return codes.FENCED_LEADER_EPOCH
+    return codes.UNKNOWN_LEADER_EPOCH
 
 
 def answer_into(result: Coded, step: Callable[[], None]) -> None:

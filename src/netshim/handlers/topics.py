@@ -127,7 +127,9 @@ def _partition_count(topic: CreateTopicsRequest.Topic, state: State) -> int:
     if topic.assignments:
         return len(topic.assignments)
     count: int = topic.num_partitions
-    return state.settings.num_partitions if count == -1 else count
+    if count == -1:
+        return state.settings.num_partitions
+    return count
 
 
 def _check_new_topic(topic: CreateTopicsRequest.Topic, times: int, state: State) -> tuple[int, str | None]:
@@ -194,7 +196,10 @@ def create_partitions(request: CreatePartitionsRequest, call: Call, state: State
                         state.journal.changed(call, topic.name, f"grown to {topic.count} partitions")
             except LogcoreError as error:
                 code = code_of(error)
-                result.error_code = codes.INVALID_PARTITIONS if code == codes.INVALID_CONFIG else code
+                if code == codes.INVALID_CONFIG:
+                    result.error_code = codes.INVALID_PARTITIONS
+                else:
+                    result.error_code = code
                 result.error_message = message_of(error)
         return response_type(results=results)
 
@@ -219,7 +224,10 @@ def delete_topics(request: DeleteTopicsRequest, call: Call, state: State) -> Ans
             results.append(result)
             if not _refuse_twice(result, times):
                 doomed.append((name, result))
-    wanted = Counter((topic.name, topic.topic_id) for topic in request.topics) if call.version >= 6 else Counter()
+    if call.version >= 6:
+        wanted = Counter((topic.name, topic.topic_id) for topic in request.topics)
+    else:
+        wanted = Counter()
     named = Counter(name if name is not None else state.topic_of(topic_id) for name, topic_id in wanted.elements())
     for topic in {(each.name, each.topic_id): each for each in request.topics if call.version >= 6}.values():
         result = response_type.Topic(name=topic.name, topic_id=topic.topic_id)

@@ -145,7 +145,10 @@ def encode_request(
     api: Api[RequestT, Any], version: int, correlation_id: int, client_id: str | None, body: RequestT
 ) -> bytes:
     """A request frame with its size in front, as a client sends it."""
-    name = None if client_id is None else client_id.encode()
+    if client_id is None:
+        name = None
+    else:
+        name = client_id.encode()
     content = b"".join(
         (
             _REQUEST_HEAD.pack(api.key, version, correlation_id, -1 if name is None else len(name)),

@@ -210,7 +210,9 @@ class _Compiler:
     def smallest(self, field: Field, element: bool = False) -> int:
         """The least bytes a field takes on the wire, or one element of an array."""
         if field.is_array and not element:
-            return 1 if self.flexible else 4
+            if self.flexible:
+                return 1
+            return 4
         if field.struct:
             if field.is_nullable_in(self.version) and not element:
                 return 1
@@ -220,10 +222,14 @@ class _Compiler:
             return struct.calcsize(">" + _FIXED[field.type])
         if self.flexible:
             return 1
-        return 2 if field.type == "string" else 4
+        if field.type == "string":
+            return 2
+        return 4
 
     def tagged(self, shape: Struct) -> list[Field]:
-        return shape.tagged(self.version) if self.flexible else []
+        if self.flexible:
+            return shape.tagged(self.version)
+        return []
 
 
 class Decoder(_Compiler):
@@ -270,7 +276,9 @@ class Decoder(_Compiler):
 
     def default(self, field: Field) -> str:
         if field.default is not ...:
-            return "NO_UUID" if field.default is NO_UUID else repr(field.default)
+            if field.default is NO_UUID:
+                return "NO_UUID"
+            return repr(field.default)
         if field.is_array:
             return "[]"
         assert field.struct
@@ -488,11 +496,16 @@ class Encoder(_Compiler):
         if field.default is None:
             return f"{name} is None"
         if field.is_array:
-            return f"{name} == []" if field.is_nullable_in(self.version) else f"(not {name})"
+            if field.is_nullable_in(self.version):
+                return f"{name} == []"
+            return f"(not {name})"
         if field.struct:
             unchanged = self.source.constant("D", field.struct.unchanged)
             return f"({name} is {unchanged} or {name} == {unchanged})"
-        default = "NO_UUID" if field.type == "uuid" else repr(field.default)
+        if field.type == "uuid":
+            default = "NO_UUID"
+        else:
+            default = repr(field.default)
         return f"{name} == {default}"
 
     def field(self, field: Field, value: str) -> None:
@@ -535,7 +548,9 @@ class Encoder(_Compiler):
             return
         name = self.source.temporary("t")
         count = f"len({name}) + 1"
-        encoded = f"{value}.encode()" if type_ == "string" else value
+        encoded = value
+        if type_ == "string":
+            encoded = f"{value}.encode()"
         if nullable:
             self.add(f"{name} = {value}")
             with self.block(f"if {name} is None:"):

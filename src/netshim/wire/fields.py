@@ -46,7 +46,10 @@ class Field:
         versions, tag, default = words.groups()
         self.first, self.last = _versions(versions or "0+")
         self.null_first, self.null_last = _versions(nullable or "0+") if mark else (LAST, -1)
-        self.tag = None if tag is None else int(tag)
+        if tag is None:
+            self.tag = None
+        else:
+            self.tag = int(tag)
         self.default = self._default(default)
 
     def _default(self, word: str | None) -> Any:
@@ -63,7 +66,9 @@ class Field:
             return NO_UUID
         if self.type == "bool":
             return word == "true"
-        return float(word or 0) if self.type == "float64" else int(word or 0)
+        if self.type == "float64":
+            return float(word or 0)
+        return int(word or 0)
 
     def lives_in(self, version: int) -> bool:
         return self.first <= version <= self.last
@@ -154,14 +159,22 @@ def make_class(shape: Struct, qualname: str) -> type[Any]:
                 fresh = "[]"
             elif field.tag is None:
                 fresh = f"C{slot}()"
-            default = "FRESH" if fresh else f"D{slot}"
+            if fresh:
+                default = "FRESH"
+            else:
+                default = f"D{slot}"
             if field.struct:
                 namespace[f"C{slot}"] = field.struct.cls
                 namespace[f"D{slot}"] = field.struct.unchanged
         parameters.append(f"{field.name}={default}")
-        value = f"{fresh} if {field.name} is FRESH else {field.name}" if fresh else field.name
+        if fresh:
+            value = f"{fresh} if {field.name} is FRESH else {field.name}"
+        else:
+            value = field.name
         body.append(f"    self.{field.name} = {value}\n")
-    signature = f"self, *, {', '.join(parameters)}" if parameters else "self"
+    signature = "self"
+    if parameters:
+        signature = f"self, *, {', '.join(parameters)}"
     source = f"def __init__({signature}):\n{''.join(body) or '    pass'}\n"
     names = tuple(field.name for field in shape.fields)
     own = "".join(f"self.{name}, " for name in names)
