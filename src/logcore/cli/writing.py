@@ -17,6 +17,7 @@ import time
 from collections.abc import Generator, Iterable, Mapping
 from typing import Any
 
+import attrs
 import click
 
 import logcore
@@ -172,6 +173,21 @@ def _delimiter(text: str) -> bytes:
     return delimiter
 
 
+@attrs.define
+class _Span:
+    """What was stored in one partition. count: less than the span is long where others stored records in between."""
+
+    first: int
+    last: int
+    count: int
+
+    def text(self) -> str:
+        among = ""
+        if self.count <= self.last - self.first:
+            among = f", {self.count:,} of them"
+        return f"offsets {self.first} to {self.last}{among}"
+
+
 class _Appended:
     """What one append command has stored so far. name: of what it writes to."""
 
@@ -181,16 +197,15 @@ class _Appended:
         self._directory = directory
         self._topic: str | None = None
         self._logs: dict[int, logcore.Log] = {}
-        self._starts: dict[int, int] = {}
-        self._ends: dict[int, int] = {}
+        self._ends: dict[int, int] = {}  # of each log, behind what is known to be ours
+        self._spans: dict[int, _Span] = {}
 
     def writes_to(self, topic: str | None, logs: dict[int, logcore.Log]) -> None:
         from logcore.partitioner import Partitioner
 
         self._topic = topic
         self._logs = logs
-        self._starts = {number: log.log_end_offset for number, log in logs.items()}
-        self._ends = dict(self._starts)
+        self._ends = {number: log.log_end_offset for number, log in logs.items()}
         if topic is not None:
             self.name = f"{topic} in {self._directory}"
         self._partitioner: Partitioner | None = None
@@ -198,12 +213,18 @@ class _Appended:
             self._partitioner = Partitioner(tuple(logs))
 
     def note_ends(self) -> None:
-        """Looks how far the logs go. No other process writes them, so what is behind their starts is ours, also what
-        a call stored that was interrupted before it said so.
+        """Looks how far the logs go. What no other process can have written is ours, also what a call stored that was
+        interrupted before it said so.
         """
         for number, log in self._logs.items():
-            if not log.is_closed:
-                self._ends[number] = log.log_end_offset
+            if not log.is_closed and log.writer.sharing is None and log.log_end_offset > self._ends[number]:
+                self._note(number, self._ends[number], log.log_end_offset - 1)
+
+    def _note(self, number: int, first: int, last: int) -> None:
+        self._ends[number] = last + 1
+        span = self._spans.setdefault(number, _Span(first, last, 0))
+        span.last = last
+        span.count += last - first + 1
 
     @contextlib.contextmanager
     def telling_interruptions(self) -> Generator[None, None, None]:
@@ -216,33 +237,28 @@ class _Appended:
 
     @property
     def count(self) -> int:
-        return sum(self._ends.values()) - sum(self._starts.values())
-
-    def _spans(self) -> list[tuple[int, int, int]]:
-        """Partition, first and last offset of what was stored."""
-        return [
-            (number, start, self._ends[number] - 1)
-            for number, start in self._starts.items()
-            if self._ends[number] > start
-        ]
+        return sum(span.count for span in self._spans.values())
 
     def text(self) -> str:
-        spans = self._spans()
-        if not spans:
+        if not self._spans:
             return "0 records"
         if self._topic is None:
-            places = f"offsets {spans[0][1]} to {spans[0][2]}"
+            (span,) = self._spans.values()
+            places = span.text()
         else:
-            places = ", ".join(f"{self._topic}:{number} offsets {first} to {last}" for number, first, last in spans)
+            places = ", ".join(f"{self._topic}:{number} {span.text()}" for number, span in sorted(self._spans.items()))
         return f"{self.count:,} records ({places})"
 
     def facts(self) -> dict[str, Any]:
-        spans = self._spans()
         if self._topic is None:
-            _, first, last = spans[0] if spans else (0, None, None)
+            span = next(iter(self._spans.values()), None)
+            first = None if span is None else span.first
+            last = None if span is None else span.last
             return {"path": self._directory, "records": self.count, "first_offset": first, "last_offset": last}
-        names = ("partition", "first_offset", "last_offset")
-        found = [dict(zip(names, span, strict=True)) for span in spans]
+        found = [
+            {"partition": number, "first_offset": span.first, "last_offset": span.last}
+            for number, span in sorted(self._spans.items())
+        ]
         return {"path": self._directory, "topic": self._topic, "records": self.count, "partitions": found}
 
     def advice(self) -> str:
@@ -257,20 +273,25 @@ class _Appended:
         """Stores records, in one call for each partition; when one of them is refused, those before it, and raises
         LineError for it.
         """
-        for log, rows in self._by_log(group):
+        for number, rows in self._by_partition(group):
             try:
-                self.durability = log.append_many([one.row for one in rows]).durability
+                self._store(number, rows)
             except (InvalidRecordError, RecordTooLargeError):  # raised before anything is written
                 for one in rows:
                     try:
-                        self.durability = log.append_many([one.row]).durability
+                        self._store(number, [one])
                     except (InvalidRecordError, RecordTooLargeError) as error:
                         raise LineError(one.line, str(error)) from error
 
-    def _by_log(self, group: list[InputRow]) -> Iterable[tuple[logcore.Log, list[InputRow]]]:
+    def _store(self, number: int, rows: list[InputRow]) -> None:
+        receipt = self._logs[number].append_many([one.row for one in rows])
+        self.durability = receipt.durability
+        self._note(number, receipt.offset, receipt.last_offset)
+
+    def _by_partition(self, group: list[InputRow]) -> Iterable[tuple[int, list[InputRow]]]:
         if self._partitioner is None:
-            (log,) = self._logs.values()
-            return [(log, group)]
+            (number,) = self._logs
+            return [(number, group)]
         found: dict[int, list[InputRow]] = {}
         now_ms = time.time_ns() // 1_000_000
         for one in group:
@@ -278,4 +299,4 @@ class _Appended:
             if timestamp_ms is None:  # one time for all partitions, so that a reading by time keeps groups together
                 one = InputRow(one.line, (key, value, headers, now_ms))
             found.setdefault(self._partitioner.choose(key, value), []).append(one)
-        return [(self._logs[number], rows) for number, rows in found.items()]
+        return found.items()
