@@ -28,6 +28,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Final
 
+import attrs
+
 from logcore.consumer.groups import Answer, Directory, append, home_of
 from logcore.consumer.observing import Observations
 from logcore.coordination.coordinator import Coordinator
@@ -52,7 +54,7 @@ from logcore.coordination.effects import (
 from logcore.coordination.group import DEAD, PREPARING, Group
 from logcore.coordination.packing import GroupNode
 from logcore.errors import LogcoreError, NodeExistsError, NodeNotFoundError
-from logcore.format.grouprecords import Committed, StoredGroup, partition_of
+from logcore.format.grouprecords import Committed, StoredGroup, partition_of, read_assignment
 from logcore.fs import FS
 from logcore.groupoffsets import StoredGroups, stored_groups
 from logcore.kernels.layout import RecordInput
@@ -502,6 +504,26 @@ class SharedGroups:
 
 def living_members(registry: FileRegistry, group_id: str) -> list[str]:
     """Ids of members whose process lives, by the node of a group in the registry of files. Changes nothing."""
+    return [one.member_id for one in seen_members(registry, group_id) if one.is_alive]
+
+
+@attrs.frozen(kw_only=True)
+class SeenMember:
+    """A member as its group's node tells of it. is_alive: whether its process is; pid: None where nothing tells it.
+    partitions: what the last generation gave it.
+    """
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    is_alive: bool
+    pid: int | None
+    partitions: tuple[OffsetKey, ...]
+
+
+def seen_members(registry: FileRegistry, group_id: str) -> list[SeenMember]:
+    """The members in the node of a group, in the registry of files. Changes nothing."""
     try:
         value = registry.get(_path(group_id)).value
     except NodeNotFoundError:
@@ -509,7 +531,22 @@ def living_members(registry: FileRegistry, group_id: str) -> list[str]:
     if not value:
         return []
     node = GroupNode.unpack(group_id, value)
-    return [member_id for member_id in node.group.members if registry.is_alive(node.sessions.get(member_id, ""))]
+    pids = {info.id: info.facts.pid for info in registry.sessions() if info.facts is not None}
+    found = []
+    for member in node.group.members.values():
+        session = node.sessions.get(member.member_id, "")
+        found.append(
+            SeenMember(
+                member_id=member.member_id,
+                instance_id=member.instance_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                is_alive=registry.is_alive(session),
+                pid=pids.get(session),
+                partitions=read_assignment(member.assignment) or (),
+            )
+        )
+    return found
 
 
 def _turned_away(group: Group) -> dict[str, Result]:
