@@ -1507,6 +1507,18 @@ MISTAKES: Final = (
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
     ),
     Mistake(
+        "all_wait_for_all_appends", "logcore/settling.py",
+        "for one in self._waiting if one.number <= last for log",
+        "for one in self._waiting for log",
+        "log/test_settling.py",
+    ),
+    Mistake(
+        "what_follows_is_not_waited_for", "logcore/settling.py",
+        "        number = self._cause\n        if number is None:",
+        "        number = None\n        if number is None:",
+        "log/test_settling.py",
+    ),
+    Mistake(
         "append_behind_a_sync_counts_as_lost", "logcore/settling.py",
         "        if log.durable_end_offset < end <= log.log_end_offset and failure is None:\n"
         "            return\n",
