@@ -2,8 +2,9 @@
 
     python benchmarks/run.py [--quick] [--dir DIRECTORY] [NAME ...]
 
-Names: codec append scan topic open growth life shim clients sharing transactions groups apache spark connector; all of
-them by default. Only a whole run that is not --quick replaces RESULTS.md; --output writes any run's results elsewhere.
+Names: codec append scan topic open growth life shim clients sharing members transactions groups apache spark connector;
+all of them by default. Only a whole run that is not --quick replaces RESULTS.md; --output writes any run's results
+elsewhere.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ NAMES: Final = (
     "shim",
     "clients",
     "sharing",
+    "members",
     "transactions",
     "groups",
     "apache",

@@ -778,15 +778,27 @@ MISTAKES: Final = (
     ),
     Mistake(
         "who_was_paused_removes_the_others", "logcore/consumer/observing.py",
-        "min(now_ms - watched.looked_ms, member.session_timeout_ms // _PAUSE_PART)",
+        "min(now_ms - watched.looked_ms, waited_ms // _PAUSE_PART)",
         "now_ms - watched.looked_ms",
         "consumer/test_observing.py consumer/test_shared_groups.py",
     ),
     Mistake(
         "deadlines_count_without_a_witness", "logcore/consumer/sharedgroups.py",
-        "        return self._observed.is_stuck(node.group.group_id, member)\n",
+        "        return self._observed.is_over(node.group, node.timers, timeout)\n",
         "        return True\n",
         "consumer/test_shared_groups.py",
+    ),
+    Mistake(
+        "rebalances_end_without_a_witness", "logcore/consumer/observing.py",
+        "        if isinstance(timeout, JoinEnds | SyncEnds):\n",
+        "        if False:\n",
+        "consumer/test_observing.py faults/test_schedules.py",
+    ),
+    Mistake(
+        "a_stable_group_waits_for_shares_without_a_witness", "logcore/consumer/observing.py",
+        "        if isinstance(timeout, JoinEnds | SyncEnds):\n",
+        "        if isinstance(timeout, JoinEnds):\n",
+        "consumer/test_observing.py faults/test_schedules.py",
     ),
     Mistake(
         "zombies_commit", "logcore/coordination/coordinator.py",
@@ -1493,6 +1505,18 @@ MISTAKES: Final = (
         "            self.transactions(directory).look()\n",
         "            self.transactions(directory)\n",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
+    ),
+    Mistake(
+        "all_wait_for_all_appends", "logcore/settling.py",
+        "for one in self._waiting if one.number <= last for log",
+        "for one in self._waiting for log",
+        "log/test_settling.py",
+    ),
+    Mistake(
+        "what_follows_is_not_waited_for", "logcore/settling.py",
+        "        number = self._cause\n        if number is None:",
+        "        number = None\n        if number is None:",
+        "log/test_settling.py",
     ),
     Mistake(
         "append_behind_a_sync_counts_as_lost", "logcore/settling.py",

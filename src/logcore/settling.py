@@ -4,7 +4,8 @@ Rules:
 - Whoever appended waits in settle(), without the lock under which appends are decided. So others decide meanwhile, and
   threads that wait for one log share its syncs.
 - What is to happen happens under the lock, in the thread that finds the append on disk, and may append more.
-- When settle() returns, nothing waits of what was added before.
+- When settle() returns, nothing waits of what was added before it, nor of what that has led to. What others add
+  meanwhile is theirs to wait for: 64 threads that waited for one another shared no sync, and each took in all others'.
 
 Nothing here appends.
 """
@@ -26,8 +27,11 @@ Then = Callable[[Mapping[Log, LogcoreError]], None]
 
 @attrs.define
 class _Waiting:
-    """ends: how far each log has to be on disk. failures: of logs whose sync failed."""
+    """number: in the order of what was added; what it leads to has the same. ends: how far each log has to be on disk.
+    failures: of logs whose sync failed.
+    """
 
+    number: int
     ends: dict[Log, int]
     then: Then
     failures: dict[Log, LogcoreError] = attrs.Factory(dict)
@@ -50,21 +54,29 @@ class Settling:
     def __init__(self, lock: AbstractContextManager[object]) -> None:
         self._lock = lock
         self._waiting: deque[_Waiting] = deque()
+        self._added = 0  # the last number
+        self._cause: int | None = None  # the number of that whose then() runs
 
     def add(self, ends: Mapping[Log, int], then: Then) -> None:
         """Under the lock: calls then() once each log is on disk up to its end, or could not be synced; at once if there
         is none.
         """
-        if ends:
-            self._waiting.append(_Waiting(dict(ends), then))
-        else:
+        if not ends:
             then({})
+            return
+        number = self._cause
+        if number is None:
+            self._added += 1
+            number = self._added
+        self._waiting.append(_Waiting(number, dict(ends), then))
 
     def settle(self) -> None:
-        """Waits for the disk until nothing waits any more. Not under the lock."""
+        """Waits for the disk until nothing waits of what was added so far. Not under the lock."""
+        with self._lock:
+            last = self._added
         while True:
             with self._lock:
-                logs = {log for one in self._waiting for log in one.ends}
+                logs = {log for one in self._waiting if one.number <= last for log in one.ends}
                 if not logs:
                     return
             for log in logs:
@@ -85,4 +97,12 @@ class Settling:
             if one.ends:
                 self._waiting.append(one)
             else:
-                one.then(one.failures)
+                self._end(one)
+
+    def _end(self, one: _Waiting) -> None:
+        before = self._cause
+        self._cause = one.number
+        try:
+            one.then(one.failures)
+        finally:
+            self._cause = before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,16 @@ import pytest
 
 import logcore
 from logcore.errors import ConsumerStateError
+from logcore.format.consumergrouprecords import (
+    ConsumerKey,
+    ConsumerMember,
+    ConsumerValue,
+    Current,
+    Kind,
+    consumer_key,
+    consumer_value,
+)
+from logcore.format.grouprecords import StoredGroup, StoredMember, assignment_value, group_key, group_value
 from logcore.registry import open_registry
 
 click_testing = pytest.importorskip("click.testing")
@@ -163,6 +174,55 @@ def test_offsets_of_a_group_with_members_are_moved_by_force_alone(data: Path) ->
             directory.alter_group_offsets("g", {("t", 0): 0})
         elsewhere("group", "reset", data, "g", "--to", 7, "--live")
         assert sorted(record.offset for record in consumer.poll(0).records()) == [7, 7, 8, 8, 9, 9]
+
+
+def test_members_of_processes_that_share_the_directory(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        logcore.open_dir(data, shared=True) as directory,
+        directory.consumer(group_id="g", client_id="one") as consumer,
+    ):
+        consumer.subscribe(["t"])
+        consumer.poll(0)
+        assert consumer._member is not None
+        (row,) = rows("group", "members", data, "g")
+        assert row == {
+            "group": "g",
+            "member": consumer._member.member_id,
+            "instance": None,
+            "client": "one",
+            "host": row["host"],
+            "pid": os.getpid(),
+            "alive": True,
+            "partitions": [{"topic": "t", "partition": 0}, {"topic": "t", "partition": 1}],
+        }
+        monkeypatch.setattr("logcore.cli.groups.wants_json", lambda as_json: as_json)
+        head, shown = run("group", "members", data, "g").stdout.splitlines()
+        assert head.split() == ["member", "instance", "client", "host", "pid", "alive", "partitions"]
+        assert shown.split()[-2:] == ["yes", "t:0,1"]
+
+
+def test_members_of_a_broker_are_those_that_it_stored(data: Path) -> None:
+    """Of the classic protocol and of the consumer protocol: what Kafka's coordinator writes."""
+    member = StoredMember(
+        member_id="m", instance_id="i", client_id="c", client_host="/h", assignment=assignment_value([("t", 1)])
+    )
+    with logcore.open_dir(data) as directory:
+        directory.create_topic("__consumer_offsets")
+        topic_id = directory.topic_id("t").bytes
+        group = StoredGroup(protocol_type="consumer", generation=1, protocol="range", leader="m", members=(member,))
+        values: dict[ConsumerKey, ConsumerValue] = {
+            ConsumerKey(Kind.MEMBER, "new", "n"): ConsumerMember(client_id="d", client_host="/h", topic_names=("t",)),
+            ConsumerKey(Kind.CURRENT, "new", "n"): Current(member_epoch=1, assigned=frozenset({(topic_id, 0)})),
+        }
+        log = directory.partition("__consumer_offsets", 0)
+        log.append_many([(group_key("old"), group_value(group))])
+        log.append_many([(consumer_key(key), consumer_value(value)) for key, value in values.items()])
+    (old,) = rows("group", "members", data, "old")
+    assert (old["member"], old["instance"], old["client"], old["pid"], old["alive"]) == ("m", "i", "c", None, None)
+    assert old["partitions"] == [{"topic": "t", "partition": 1}]
+    (new,) = rows("group", "members", data, "new")
+    assert (new["member"], new["client"], new["partitions"]) == ("n", "d", [{"topic": "t", "partition": 0}])
+    assert "there is no group none" in run("group", "members", data, "none", code=2).stderr
 
 
 def elsewhere(*arguments: object, code: int = 0) -> str:

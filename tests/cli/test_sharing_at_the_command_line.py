@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -64,3 +65,28 @@ def test_a_command_shares_when_it_is_told_to(tmp_path: Path) -> None:
             assert next(tail).value == b"2"
         appending.stdin.close()
         assert appending.wait(30) == 0
+
+
+def test_an_append_counts_its_own_records_and_not_those_of_others(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    logcore_command("topic", "create", path, "t")
+    command = [sys.executable, "-m", "logcore", "append", str(path), "t", "--shared", "--json"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as appending:
+        assert appending.stdin is not None
+        assert appending.stdout is not None
+        appending.stdin.write(b"1\n")
+        appending.stdin.flush()
+        with logcore.open_dir(path, read_only=True) as reader:
+            tail = reader.tail("t", {0: 0}, timeout=30)
+            assert next(tail).value == b"1"
+            with logcore.open_dir(path, shared=True) as data:
+                data.append("t", b"of another")
+                appending.stdin.write(b"2\n")
+                appending.stdin.flush()
+                assert [next(tail).value, next(tail).value] == [b"of another", b"2"]
+                data.append("t", b"of another")
+        appending.stdin.close()
+        told = json.loads(appending.stdout.read())
+        assert appending.wait(30) == 0
+    assert told["records"] == 2
+    assert told["partitions"] == [{"partition": 0, "first_offset": 0, "last_offset": 2}]

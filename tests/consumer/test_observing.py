@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from logcore.consumer.observing import Observations
+from logcore.coordination.effects import DelayEnds, JoinEnds, SessionEnds, SyncEnds, Timeout
 from logcore.coordination.group import Group, Member
 
 SESSION_MS = 3_000
+REBALANCE_MS = 60_000
+M0 = SessionEnds("m0")
+M1 = SessionEnds("m1")
+#: A rebalance waits for members that join, and for those that ask for their share.
+REBALANCES: tuple[Timeout, ...] = (JoinEnds(), SyncEnds(3))
 
 
 def group(*deadlines_ms: int) -> Group:
     found = Group("g")
     for number, deadline_ms in enumerate(deadlines_ms):
-        member = Member(f"m{number}", None, "c", "h", 60_000, SESSION_MS, ())
+        member = Member(f"m{number}", None, "c", "h", REBALANCE_MS, SESSION_MS, ())
         member.deadline_ms = deadline_ms
         found.members[member.member_id] = member
     return found
@@ -24,8 +31,8 @@ def watched(looks: list[tuple[int, int]]) -> bool:
     """Whether a member is stuck after these looks: when, and the deadline that it had then."""
     observations = Observations()
     for at_ms, deadline_ms in looks:
-        observations.look(group(deadline_ms), at_ms)
-    return observations.is_stuck("g", group(looks[-1][1]).members["m0"])
+        observations.look(group(deadline_ms), {}, at_ms)
+    return observations.is_over(group(looks[-1][1]), {}, M0)
 
 
 def test_a_member_is_stuck_after_its_session() -> None:
@@ -47,17 +54,39 @@ def test_a_member_that_was_heard_is_counted_anew() -> None:
 def test_who_has_just_come_or_was_not_asked_has_seen_nothing() -> None:
     observations = Observations()
     one = group(0, 0)
-    assert not observations.is_stuck("g", one.members["m0"])
-    observations.look(one, 0)
+    assert not observations.is_over(one, {}, M0)
+    observations.look(one, {}, 0)
     for at_ms in (1_000, 2_000, 3_000):
-        observations.look(one, at_ms)
-    assert observations.is_stuck("g", one.members["m1"])
-    assert not observations.is_stuck("g", group(0, 1).members["m1"]), "heard since the last look"
+        observations.look(one, {}, at_ms)
+    assert observations.is_over(one, {}, M1)
+    assert not observations.is_over(group(0, 1), {}, M1), "heard since the last look"
     del one.members["m1"]
-    observations.look(one, 3_100)
-    assert not observations.is_stuck("g", group(0, 0).members["m1"]), "it has left"
+    observations.look(one, {}, 3_100)
+    assert not observations.is_over(group(0, 0), {}, M1), "it has left"
     observations.forget("g")
-    assert not observations.is_stuck("g", one.members["m0"])
+    assert not observations.is_over(one, {}, M0)
+
+
+@pytest.mark.parametrize("timeout", REBALANCES)
+def test_a_rebalance_is_over_when_its_deadline_was_watched(timeout: Timeout) -> None:
+    observations = Observations()
+    one = group(0)
+    timers = {timeout: REBALANCE_MS}
+    assert not observations.is_over(one, timers, timeout), "who has just come has seen nothing"
+    observations.look(one, timers, 0)
+    observations.look(one, timers, 3_600_000)
+    assert not observations.is_over(one, timers, timeout), "a pause is a third of the time"
+    observations.look(one, timers, 3_600_000 + REBALANCE_MS // 3)
+    assert not observations.is_over(one, timers, timeout)
+    observations.look(one, timers, 3_600_000 + REBALANCE_MS * 2 // 3)
+    assert observations.is_over(one, timers, timeout)
+    assert not observations.is_over(one, {timeout: REBALANCE_MS + 1}, timeout), "it is another rebalance"
+
+
+def test_deadlines_that_remove_no_living_member_need_no_witness() -> None:
+    observations = Observations()
+    assert observations.is_over(group(0), {DelayEnds(0): 5}, DelayEnds(0))
+    assert observations.is_over(group(), {M0: 5}, M0), "there is no such member"
 
 
 @given(st.lists(st.integers(0, 5_000), max_size=40), st.integers(0, 39))
@@ -71,6 +100,6 @@ def test_no_member_is_stuck_before_two_thirds_of_its_session(pauses_ms: list[int
             deadline_ms += 1
             heard_ms = at_ms
         at_ms += pause_ms
-        observations.look(group(deadline_ms), at_ms)
-        if observations.is_stuck("g", group(deadline_ms).members["m0"]):
+        observations.look(group(deadline_ms), {}, at_ms)
+        if observations.is_over(group(deadline_ms), {}, M0):
             assert at_ms - heard_ms >= SESSION_MS * 2 // 3

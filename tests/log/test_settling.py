@@ -66,8 +66,45 @@ def test_an_append_behind_the_sync_of_another_waits_for_the_next(log: Log, monke
 
     monkeypatch.setattr(log, "flush", flush_and_append)
     told.settling.settle()
+    assert told.heard == [(1, {})], "the second one is for whoever appended it"
+    told.settling.settle()
     assert told.heard == [(1, {}), (2, {})]
     assert log.durable_end_offset == 2
+
+
+def test_nobody_waits_for_what_others_add_meanwhile(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 threads that committed waited for one another, and shared no sync: each sync found one append."""
+    told = Told()
+    told.append(0, log)
+    flush = log.flush
+    flushes = 0
+
+    def flush_and_append() -> None:
+        nonlocal flushes
+        flushes += 1
+        flush()
+        told.append(flushes, log)
+
+    monkeypatch.setattr(log, "flush", flush_and_append)
+    told.settling.settle()
+    assert flushes == 1
+    assert told.heard == [(0, {})]
+
+
+def test_what_an_append_leads_to_is_waited_for(log: Log) -> None:
+    """As the end of a transaction does: its markers follow its decision."""
+    told = Told()
+
+    def go_on(left: int) -> None:
+        told.heard.append((left, {}))
+        if left:
+            end = log.append(b"v").last_offset + 1
+            told.settling.add({log: end}, lambda failures: go_on(left - 1))
+
+    told.settling.add({log: log.append(b"v").last_offset + 1}, lambda failures: go_on(2))
+    told.settling.settle()
+    assert told.heard == [(2, {}), (1, {}), (0, {})]
+    assert log.durable_end_offset == 3
 
 
 def test_a_sync_that_fails_is_told_to_those_who_waited_for_it(disk: SimulatedDisk, log: Log) -> None:

@@ -1,4 +1,7 @@
-"""Real processes on one registry of files: SIGKILL and SIGSTOP at any time, forks, a watch across processes."""
+"""Real processes on one registry of files: SIGKILL and SIGSTOP at any time, forks, a watch across processes.
+
+LOGCORE_PROCESS_ROUNDS=n kills or stops one n times instead of 12; `make slow` does it ten times 500 times.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,9 @@ import pytest
 import logcore
 from logcore.errors import ForkedWriterError, LogcoreError, NodeNotFoundError, RegistryLockedError, SessionExpiredError
 from logcore.registry import open_registry
+
+ROUNDS = int(os.environ.get("LOGCORE_PROCESS_ROUNDS", "12"))
+MANY = int(os.environ.get("LOGCORE_PROCESS_ROUNDS", "500"))
 
 
 class Child:
@@ -141,13 +147,13 @@ def rounds(place: Path, seed: int, count: int) -> None:
 
 
 def test_counts_survive_kills_and_stops(tmp_path: Path) -> None:
-    rounds(tmp_path / "data", 1, 12)
+    rounds(tmp_path / "data", 1, ROUNDS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_counts_survive_many_kills_and_stops(tmp_path: Path, seed: int) -> None:
-    rounds(tmp_path / "data", random.SystemRandom().randrange(1 << 30) + seed, 500)
+    rounds(tmp_path / "data", random.SystemRandom().randrange(1 << 30) + seed, MANY)
 
 
 def test_a_killed_process_takes_its_nodes_along_and_wakes_who_waits(tmp_path: Path) -> None:

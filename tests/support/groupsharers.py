@@ -13,7 +13,7 @@ The invariants, by name; the numbers are those of crashes.md:
 - all (C07): every record is processed, at least once, while one process lives.
 - heirs (C08): a second after a process died, the next poll of any other has removed its members.
 - patience (C09, C10): no member is removed before two thirds of its interval, and no clock that jumps counts, nor the
-  time while all stood still, unless they did in the middle of a rebalance: its deadline counts that time.
+  time while all stood still, be it in the middle of a rebalance.
 - in order (C14): a member is handed each record of a partition once, in the order of offsets, from where it began.
 - no second owner (C27): a cooperative assignment gives no partition to a member while another member has it.
 - again: the first ones hold behind a rewind to the beginning, whatever the members commit meanwhile.
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
 import attrs
@@ -37,7 +37,6 @@ from logcore.coordination.group import STABLE
 from logcore.coordination.packing import GroupNode
 from logcore.errors import (
     CommitFailedError,
-    LogcoreError,
     NodeNotFoundError,
     RebalanceInProgressError,
     RegistryLockedError,
@@ -126,12 +125,10 @@ class Group:
         self.leaving: set[logcore.Consumer] = set()
         self.freed_ms: dict[SimulatedProcess, int] = {}  # when the locks of a killed process were free
         self.generation = -1  # the highest that a member has heard of
-        self.paused_unstable = False  # all stood still while the group rebalanced
         self.rng = random.Random(seed)
         self.disk = SimulatedDisk({"data": None}, seed=seed)
         self.machine = Machine(self.disk, seed=seed, chances=chances)
         self.machine.on_freed = self._follow
-        self.machine.on_pause = self._note_pause
         self.records = records
         self.processed: dict[TopicPartition, set[int]] = {}
         self.acked: dict[TopicPartition, int] = {}
@@ -165,22 +162,32 @@ class Group:
 
     def _live(self, fs: SharedFS) -> None:
         for _ in range(self.rng.randrange(1, 3)):
-            settings = {**self.settings, **self.rng.choice(self.stores)}
-            with logcore.open_dir(PATH, shared=True, fs=fs) as data, data.consumer(**settings) as consumer:
-                self._subscribe(fs, consumer)
+            with self._consuming(fs, self.rng.choice(self.stores)) as consumer:
                 for _ in range(self.rng.randrange(2, 8)):
                     self._turn(consumer)
-                self.leaving.add(consumer)
 
     def _consume_all(self, fs: SharedFS) -> None:
         """Goes on until all was processed."""
-        settings = {**self.settings, **self.stores[-1]}
-        with logcore.open_dir(PATH, shared=True, fs=fs) as data, data.consumer(**settings) as consumer:
-            self._subscribe(fs, consumer)
+        with self._consuming(fs, self.stores[-1]) as consumer:
             until = self.machine.steps + 60_000
             while not self._is_complete():
                 self._turn(consumer)
                 assert self.machine.steps < until, f"all: {self.processed} {consumer.assignment()}"
+
+    @contextlib.contextmanager
+    def _consuming(self, fs: SharedFS, store: Mapping[str, Any]) -> Generator[logcore.Consumer]:
+        """A member of the group, until the end of the `with`. It may leave in vain, while another process is paused in
+        the middle of its change; then its session ends it.
+        """
+        settings = {**self.settings, **store}
+        with (
+            contextlib.suppress(RegistryLockedError),
+            logcore.open_dir(PATH, shared=True, fs=fs) as data,
+            data.consumer(**settings) as consumer,
+        ):
+            self.readers.append((cast(SimulatedProcess, fs), consumer))
+            consumer.subscribe(["t"], listener=Ownership(self, consumer, is_late=self.is_hasty))
+            yield consumer
             self.leaving.add(consumer)
 
     def _rewind(self, fs: SharedFS) -> None:
@@ -197,10 +204,6 @@ class Group:
     def _is_complete(self) -> bool:
         found = self.again if self.is_rewound and self.rewinds else self.processed
         return sum(map(len, found.values())) == self.records
-
-    def _subscribe(self, fs: SharedFS, consumer: logcore.Consumer) -> None:
-        self.readers.append((cast(SimulatedProcess, fs), consumer))
-        consumer.subscribe(["t"], listener=Ownership(self, consumer, is_late=self.is_hasty))
 
     def _turn(self, consumer: logcore.Consumer) -> None:
         with contextlib.suppress(RegistryLockedError):  # a process was stopped in the middle of its change
@@ -274,14 +277,6 @@ class Group:
         left = {member_id for member_id in node.group.members if node.sessions.get(member_id) in dead}
         assert not left, f"heirs: {left}"
 
-    def _note_pause(self) -> None:
-        try:
-            with open_registry(PATH, read_only=True, fs=self.disk) as registry:
-                node = GroupNode.unpack("g", registry.get(paths.group_state("g")).value)
-        except LogcoreError:  # there is no group yet, or it is being written
-            return
-        self.paused_unstable = node.group.state != STABLE
-
     def _check_patience(self, node: GroupNode) -> None:
         members = node.group.members
         for consumer in self._living():
@@ -289,8 +284,6 @@ class Group:
             was_member = bool(member_id) and self.known_as.get(consumer) == member_id
             if was_member and member_id not in members and consumer not in self.leaving and not self.rewinds:
                 silent_ms = self._awake_ms() - self.polled_ms[consumer]
-                if self.paused_unstable:
-                    silent_ms += self.machine.paused_ms
                 least_ms = self.settings["max_poll_interval_ms"] * 2 // 3
                 assert silent_ms >= least_ms, f"patience: {member_id} was removed after {silent_ms} ms"
                 del self.known_as[consumer]

@@ -31,7 +31,7 @@ from logcore.cli.sql import sql
 from logcore.cli.terminal import Lines, print_table, time_text, to_json, wants_json
 from logcore.cli.topics import topic
 from logcore.cli.transactions import transactions
-from logcore.cli.writing import append
+from logcore.cli.writing import append, produce
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -150,7 +150,7 @@ def demo(directory: str | None, keep: bool, rows: int | None, worker: str | None
 
 #: In the order of `logcore --help`.
 for _command in (
-    append, read, tail, consume, sql, export, dump, verify, recover, info, topic, group, transactions, registry,
-    forward, mirror, compact, scrub, retention, bench, demo,
+    append, produce, read, tail, consume, sql, export, dump, verify, recover, info, topic, group, transactions,
+    registry, forward, mirror, compact, scrub, retention, bench, demo,
 ):  # fmt: skip
     main.add_command(_command)

@@ -25,9 +25,10 @@ from logcore.cli.opening import open_to_write
 from logcore.cli.program import DECLINED, Group, fail, json_option, log_directory_argument
 from logcore.cli.sources import named_partitions, place_in
 from logcore.cli.terminal import Lines, print_table, time_text, to_json, wants_json
-from logcore.consumer.sharedgroups import living_members
+from logcore.consumer.sharedgroups import SeenMember, living_members, seen_members
 from logcore.errors import LogNotFoundError, NodeNotFoundError
-from logcore.format.grouprecords import Committed
+from logcore.format.consumergrouprecords import ConsumerMember, Current, Kind, Partitions
+from logcore.format.grouprecords import Committed, read_assignment
 from logcore.groupoffsets import StoredGroups, stored_groups
 from logcore.names import OFFSETS_TOPIC
 from logcore.registry import Registry, offsets, open_registry, paths
@@ -101,6 +102,84 @@ def group_describe(directory: str, name: str, as_json: bool) -> None:
             owned_by = owners.get(place[:2])
             told = {"metadata": committed.metadata, "commit_ms": committed.commit_ms, "owner": owned_by}
             out.write(to_json({**facts, "end": place.end, "lag": place.lag, **told}))
+
+
+@group.command("members")
+@log_directory_argument
+@_group_argument
+@json_option
+def group_members(directory: str, name: str, as_json: bool) -> None:
+    """The members of GROUP and what each of them was given.
+
+    Members in processes that share the directory are told of by the registry, with their process and whether it lives.
+    Those of a broker, or of a process that has the directory for itself, are those of the last rebalance that was
+    stored.
+    """
+    rows = _shared_members(directory, name)
+    if not rows:
+        with logcore.open_dir(directory, read_only=True) as logdir:
+            rows = list(_stored_members(logdir, name))
+    if not wants_json(as_json):
+        cells = [(*row[:-1], _partitions_text(row.partitions)) for row in rows]
+        names = ("member", "instance", "client", "host", "pid", "alive", "partitions")
+        print_table(names, [tuple(map(_shown, one)) for one in cells], right=(4,))
+        return
+    with Lines() as out:
+        for row in rows:
+            facts = row._asdict()
+            facts["partitions"] = [{"topic": topic, "partition": number} for topic, number in row.partitions]
+            out.write(to_json({"group": name, **facts}))
+
+
+class _Member(NamedTuple):
+    """A row of `group members`. pid, alive: None where nothing tells it."""
+
+    member: str
+    instance: str | None
+    client: str
+    host: str
+    pid: int | None
+    alive: bool | None
+    partitions: tuple[Key, ...]
+
+
+def _shared_members(directory: str, name: str) -> list[_Member]:
+    """Of processes that share the directory."""
+    seen: list[SeenMember] = []
+    with contextlib.suppress(LogNotFoundError), open_registry(directory, read_only=True) as registry:
+        seen = seen_members(registry, name)
+    return [
+        _Member(one.member_id, one.instance_id, one.client_id, one.client_host, one.pid, one.is_alive, one.partitions)
+        for one in seen
+    ]
+
+
+def _stored_members(logdir: logcore.LogDir, name: str) -> Iterator[_Member]:
+    """Of either protocol, as the last rebalance left them."""
+    found = _known(logdir, name)
+    if name in found.groups:
+        for each in found.groups[name].members:
+            partitions = read_assignment(each.assignment) or ()
+            yield _Member(each.member_id, each.instance_id, each.client_id, each.client_host, None, None, partitions)
+    facts = found.consumers.get(name, {})
+    topics = {logdir.topic_id(topic).bytes: topic for topic in logdir.topics()}
+    for (kind, member_id), fact in sorted(facts.items()):
+        if kind is not Kind.MEMBER or not isinstance(fact, ConsumerMember):
+            continue
+        current = facts.get((Kind.CURRENT, member_id))
+        given: Partitions = frozenset()
+        if isinstance(current, Current):
+            given = current.assigned
+        named = tuple(sorted((topics[topic], number) for topic, number in given if topic in topics))
+        yield _Member(member_id, fact.instance_id, fact.client_id, fact.client_host, None, None, named)
+
+
+def _partitions_text(partitions: tuple[Key, ...]) -> str:
+    """As `t:0,1 u:3`."""
+    numbers: dict[str, list[str]] = {}
+    for topic, number in sorted(partitions):
+        numbers.setdefault(topic, []).append(str(number))
+    return " ".join(f"{topic}:{','.join(those)}" for topic, those in numbers.items())
 
 
 @group.command("reset")
@@ -319,6 +398,12 @@ def _places(logdir: logcore.LogDir, found: StoredGroups, name: str) -> Iterator[
             if topic in logdir and number in logdir.partitions(topic):
                 end = logdir.partition(topic, number).high_watermark
             yield _Place(topic, number, committed, end, None if end is None else max(0, end - committed.offset))
+
+
+def _shown(cell: object) -> str:
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    return "-" if cell in (None, "") else str(cell)
 
 
 def _or_dash(value: int | None) -> str:

@@ -66,9 +66,12 @@ class Directory(Protocol):
 
 
 class Answer:
-    """How a request ends. result: once is_there; set under the lock of the groups."""
+    """How a request ends. result: once is_there; set under the lock of the groups. is_awaited: others than who asks may
+    sleep until it is there.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_awaited: bool = True) -> None:
+        self.is_awaited = is_awaited
         self.is_there = False
         self.result: Any = None
 
@@ -188,7 +191,8 @@ class Groups:
         producer: id and epoch of the producer whose open transaction the offsets belong to. They count once that is
         committed. Such a commit need not name a member.
         """
-        answer = Answer()
+        # Who commits waits for the disk and not for news: 64 consumers that woke each other took 0.3 ms a commit.
+        answer = Answer(is_awaited=False)
 
         def commit(now_ms: int) -> list[Effect]:
             if producer is None:
@@ -288,7 +292,7 @@ class Groups:
                 case Reply(Answer() as answer, result):
                     answer.result = result
                     answer.is_there = True
-                    is_news = True
+                    is_news = is_news or answer.is_awaited
                 case Store() as store:
                     self._store(store)
                 case At(group, timeout, at_ms):

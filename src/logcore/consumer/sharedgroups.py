@@ -9,8 +9,8 @@ Rules:
   of a commit and its append, and no commit of a member that was removed counts.
 - A member whose process has died is removed by whoever looks next; no time-out is waited for. A process shows that it
   lives by the lock of its session. A static member keeps its place until its session times out.
-- A member that lives and does not poll is removed when its session times out, by a process that has watched it all that
-  time (observing.py). Other deadlines count by the steady clock of the machine.
+- A member that lives and does not poll is removed when its session times out, or the rebalance that waits for it, by a
+  process that has watched it all that time (observing.py). Other deadlines count by the steady clock of the machine.
 - An answer for a member of another process waits in the node until that process fetches it.
 - After a power cut no old member lives: the node of another boot keeps the generation and nothing else. The same holds
   where the log tells of a later generation, made by a process that had the directory for itself.
@@ -27,6 +27,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Final
+
+import attrs
 
 from logcore.consumer.groups import Answer, Directory, append, home_of
 from logcore.consumer.observing import Observations
@@ -52,7 +54,7 @@ from logcore.coordination.effects import (
 from logcore.coordination.group import DEAD, PREPARING, Group
 from logcore.coordination.packing import GroupNode
 from logcore.errors import LogcoreError, NodeExistsError, NodeNotFoundError
-from logcore.format.grouprecords import Committed, StoredGroup, partition_of
+from logcore.format.grouprecords import Committed, StoredGroup, partition_of, read_assignment
 from logcore.fs import FS
 from logcore.groupoffsets import StoredGroups, stored_groups
 from logcore.kernels.layout import RecordInput
@@ -315,7 +317,7 @@ class SharedGroups:
                 self._note_mine(group_id, node)
                 if node is None:
                     continue
-                self._observed.look(node.group, clock_ms)
+                self._observed.look(node.group, node.timers, clock_ms)
                 self._fetch(group_id, node)
                 if self._is_over(node) or (is_due and self._dead(node)):
                     self.step(group_id, lambda coordinator, now_ms: ())
@@ -333,14 +335,11 @@ class SharedGroups:
 
     def _counts(self, node: GroupNode, timeout: Timeout) -> bool:
         """Whether a deadline that has passed counts for this process."""
-        if not isinstance(timeout, SessionEnds):
-            return True
-        member = node.group.members.get(timeout.member_id)
-        session = node.sessions.get(timeout.member_id, self._session)
-        is_dead = session != self._session and not self._registry.is_alive(session)
-        if member is None or is_dead:
-            return True  # what is dead was not paused
-        return self._observed.is_stuck(node.group.group_id, member)
+        if isinstance(timeout, SessionEnds):
+            session = node.sessions.get(timeout.member_id, self._session)
+            if session != self._session and not self._registry.is_alive(session):
+                return True  # what is dead was not paused
+        return self._observed.is_over(node.group, node.timers, timeout)
 
     def _note_mine(self, group_id: str, node: GroupNode | None) -> None:
         """Takes note of which groups have members of this process. Those that have none are not looked after."""
@@ -423,6 +422,9 @@ class SharedGroups:
             node = self._peek(group_id)
             self._note_mine(group_id, node)
             if node is not None:
+                if group_id in self._mine:
+                    # From the step on that sets a deadline, and not only from the next look.
+                    self._observed.look(node.group, node.timers, self._fs.monotonic_ms())
                 self._fetch(group_id, node)
 
     def _make(self, group_id: str) -> None:
@@ -502,6 +504,26 @@ class SharedGroups:
 
 def living_members(registry: FileRegistry, group_id: str) -> list[str]:
     """Ids of members whose process lives, by the node of a group in the registry of files. Changes nothing."""
+    return [one.member_id for one in seen_members(registry, group_id) if one.is_alive]
+
+
+@attrs.frozen(kw_only=True)
+class SeenMember:
+    """A member as its group's node tells of it. is_alive: whether its process is; pid: None where nothing tells it.
+    partitions: what the last generation gave it.
+    """
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    is_alive: bool
+    pid: int | None
+    partitions: tuple[OffsetKey, ...]
+
+
+def seen_members(registry: FileRegistry, group_id: str) -> list[SeenMember]:
+    """The members in the node of a group, in the registry of files. Changes nothing."""
     try:
         value = registry.get(_path(group_id)).value
     except NodeNotFoundError:
@@ -509,7 +531,22 @@ def living_members(registry: FileRegistry, group_id: str) -> list[str]:
     if not value:
         return []
     node = GroupNode.unpack(group_id, value)
-    return [member_id for member_id in node.group.members if registry.is_alive(node.sessions.get(member_id, ""))]
+    pids = {info.id: info.facts.pid for info in registry.sessions() if info.facts is not None}
+    found = []
+    for member in node.group.members.values():
+        session = node.sessions.get(member.member_id, "")
+        found.append(
+            SeenMember(
+                member_id=member.member_id,
+                instance_id=member.instance_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                is_alive=registry.is_alive(session),
+                pid=pids.get(session),
+                partitions=read_assignment(member.assignment) or (),
+            )
+        )
+    return found
 
 
 def _turned_away(group: Group) -> dict[str, Result]:

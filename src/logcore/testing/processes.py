@@ -231,7 +231,7 @@ class SimulatedWatch:
 class Machine:
     """See the top of this module. steps: how many there were; killed: processes, in their order; is_off: since a power
     cut; paused_ms: how long all stood still; spared: a process that chance does not kill. on_kill: called with each
-    process that is killed; on_freed: called when its locks are free; on_pause: called before all stand still.
+    process that is killed; on_freed: called when its locks are free.
     """
 
     def __init__(self, disk: SimulatedDisk, *, seed: int = 0, chances: Chances | None = None) -> None:
@@ -259,7 +259,6 @@ class Machine:
         self.spared: SimulatedProcess | None = None
         self.on_kill: Callable[[SimulatedProcess], None] = lambda process: None
         self.on_freed: Callable[[SimulatedProcess], None] = lambda process: None
-        self.on_pause: Callable[[], None] = lambda: None
         self._dying: list[tuple[int, SimulatedProcess]] = []  # (step at which its locks are freed, process)
         self._threads: dict[SimulatedProcess, threading.Thread] = {}
         self._over = threading.Semaphore(0)
@@ -390,7 +389,6 @@ class Machine:
 
     def _pause(self) -> None:
         if not self.paused_ms:
-            self.on_pause()
             self.paused_ms = self.rng.choice(_PAUSES_MS)
             self.disk.advance(self.paused_ms)
 
