@@ -93,24 +93,24 @@ def any_word_confirms(patch: pytest.MonkeyPatch) -> None:
 
 
 def answered_before_the_disk(patch: pytest.MonkeyPatch) -> None:
-    real = heartbeats._Step.finish
+    real = heartbeats.Step.finish
 
-    def hasty(self: heartbeats._Step, answers: Any) -> None:
+    def hasty(self: heartbeats.Step, answers: Any) -> None:
         self.effects += [heartbeats.Reply(waiter, result) for waiter, result in answers]
         real(self, [])
 
-    patch.setattr(heartbeats._Step, "finish", hasty)
+    patch.setattr(heartbeats.Step, "finish", hasty)
 
 
 def not_written_again(patch: pytest.MonkeyPatch) -> None:
     """What may be on disk though that failed stays there."""
-    real = heartbeats._Step.have_failed
+    real = heartbeats.Step.have_failed
 
-    def forgetful(self: heartbeats._Step, error: GroupError) -> None:
+    def forgetful(self: heartbeats.Step, error: GroupError) -> None:
         real(self, error)
         self.consumers.unsure.clear()
 
-    patch.setattr(heartbeats._Step, "have_failed", forgetful)
+    patch.setattr(heartbeats.Step, "have_failed", forgetful)
 
 
 def revoking_is_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -126,11 +126,11 @@ def revoking_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def nobody_is_silent(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(heartbeats._Step, "end_session", lambda self, member_id: None)
+    patch.setattr(heartbeats.Step, "end_session", lambda self, member_id: None)
 
 
 def nobody_is_slow(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(heartbeats._Step, "end_revocation", lambda self, member_id: None)
+    patch.setattr(heartbeats.Step, "end_revocation", lambda self, member_id: None)
 
 
 def topics_stay_what_they_were(patch: pytest.MonkeyPatch) -> None:

@@ -13,11 +13,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import logcore
+from logcore.format.grouprecords import Subscription, assignment_value, read_assignment, subscription_value
 from logcore.names import OFFSETS_TOPIC
 from netshim import wire
 from netshim.testing import Kafka
@@ -182,7 +184,6 @@ def test_a_group_outlives_the_broker_and_its_sessions_begin_anew(rig: Rig) -> No
 
 def test_requests_of_the_classic_protocol_find_no_member(rig: Rig) -> None:
     two(rig)
-    assert code_of(rig.join()) == codes.INCONSISTENT_GROUP_PROTOCOL
     assert code_of(rig.sync("A", 2)) == codes.UNKNOWN_MEMBER_ID
     assert rig.beat("A", 2) == codes.UNKNOWN_MEMBER_ID
     assert rig.leave(("A", None)) == [codes.UNKNOWN_MEMBER_ID]
@@ -191,7 +192,6 @@ def test_requests_of_the_classic_protocol_find_no_member(rig: Rig) -> None:
 def test_an_empty_group_changes_its_protocol(rig: Rig) -> None:
     ids, generation = rig.form(1)
     assert code_of(rig.commit({("orders", 0): 7}, member_id=ids[0], generation=generation)) == 0
-    assert beat(rig, "A", 0).error_code == codes.GROUP_ID_NOT_FOUND
     rig.leave((ids[0], None))
     assert given(rig, beat(rig, "A", 0)) == (1, [0, 1, 2])
     rig.restart()
@@ -202,6 +202,57 @@ def test_an_empty_group_changes_its_protocol(rig: Rig) -> None:
     rig.restart()
     assert rig.describe().group_state == "Stable"
     assert rig.committed() == {("orders", 0): 7}
+
+
+def test_a_group_changes_its_protocol_while_it_runs(rig: Rig) -> None:
+    """A classic member, then one of the consumer protocol beside it, then the classic one alone again."""
+    wants = subscription_value(Subscription(("orders",)))
+    all_three = assignment_value([("orders", number) for number in range(3)])
+    classic = rig.join(protocols={"range": wants}).value
+    assert classic.leader == classic.member_id
+    assert code_of(rig.sync(classic.member_id, 1, assignments={classic.member_id: all_three})) == 0
+    assert given(rig, beat(rig, "A", 0)) == (2, [])
+    assert rig.beat(classic.member_id, 1) == codes.REBALANCE_IN_PROGRESS
+    again = rig.join(classic.member_id, protocols={"range": wants}).value
+    assert (again.error_code, again.generation_id, again.leader, again.members) == (0, 2, "", [])
+    synced = rig.sync(classic.member_id, 2).value
+    assert read_assignment(synced.assignment) == (("orders", 0), ("orders", 1))
+    assert given(rig, beat(rig, "A", 2)) == (2, [2])
+    assert code_of(rig.commit({("orders", 0): 7}, member_id=classic.member_id, generation=2)) == 0
+    late = rig.commit({("orders", 0): 8}, member_id=classic.member_id, generation=1)
+    assert code_of(late) == codes.ILLEGAL_GENERATION
+    (described,) = rig.ask(wire.CONSUMER_GROUP_DESCRIBE, 1, group_ids=["g"]).groups
+    assert {member.member_id: member.member_type for member in described.members} == {classic.member_id: 0, "A": 1}
+    rig.restart()
+    assert rig.beat(classic.member_id, 2) == 0
+    assert beat(rig, "A", -1).error_code == 0
+    assert rig.beat(classic.member_id, 2) == codes.REBALANCE_IN_PROGRESS
+    last = rig.join(classic.member_id, protocols={"range": wants}).value
+    assert (last.error_code, last.generation_id, last.leader) == (0, 3, classic.member_id)
+    assert code_of(rig.sync(classic.member_id, 3, assignments={classic.member_id: all_three})) == 0
+    rig.restart()
+    assert rig.describe().group_state == "Stable"
+    assert rig.committed() == {("orders", 0): 7}
+
+
+@pytest.mark.parametrize(
+    ("policy", "up", "into"),
+    [
+        ("disabled", codes.GROUP_ID_NOT_FOUND, codes.INCONSISTENT_GROUP_PROTOCOL),
+        ("downgrade", codes.GROUP_ID_NOT_FOUND, 0),
+        ("upgrade", 0, 0),
+        ("bidirectional", 0, 0),
+    ],
+)
+def test_the_policy_says_which_groups_change(tmp_path: Path, policy: str, up: int, into: int) -> None:
+    wants = subscription_value(Subscription(("orders",)))
+    with Rig(tmp_path, group_consumer_migration_policy=policy) as rig:
+        rig.logdir.create_topic("orders", 3)
+        classic = rig.join(protocols={"range": wants}).value
+        rig.sync(classic.member_id, 1, assignments={})
+        assert beat(rig, "A", 0).error_code == up
+        beat(rig, "B", 0, group_id="other")
+        assert code_of(rig.join(group="other", protocols={"range": wants})) == into
 
 
 # -- offsets ---------------------------------------------------------------------------------------------------------
