@@ -89,8 +89,8 @@ class ClassicClient(Client):
     def sync(self, joined: Joined) -> None:
         world = self.life.world
         assignments: dict[str, bytes] = {}
-        self.led_version = None
-        if joined.leader == joined.member_id:
+        # When it asks again, the answer may be what it assigned the first time.
+        if joined.leader == joined.member_id and self.led_version is None:
             self.led_version = world.version
             if joined.skip_assignment:  # it came back as an instance: others may be assigned what it knows nothing of
                 self.led_version = -1
@@ -163,6 +163,7 @@ class ClassicClient(Client):
                 self.member_id = result.member_id
                 self.generation = result.generation
                 self.joined = result
+                self.led_version = None
                 self.is_passed_over = False
             case JoinRefused(GroupError.MEMBER_ID_REQUIRED, member_id):
                 self.member_id = member_id

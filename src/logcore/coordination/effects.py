@@ -423,7 +423,8 @@ class Rules:
 
     rebalance_delay_ms: how long the first members of a group wait for others. consumer_...: of groups of the consumer
     protocol, whose members are told these times by the coordinator. may_upgrade, may_downgrade: whether a group with
-    members goes from the classic protocol to that one, and back.
+    members goes from the classic protocol to that one, and back. member_max_bytes, members_max_bytes: of what a member
+    says of itself in the protocols it offers, or is assigned by its leader; and of all members of a group.
     """
 
     min_session_timeout_ms: int
@@ -433,6 +434,8 @@ class Rules:
     consumer_session_timeout_ms: int = 45_000
     consumer_heartbeat_interval_ms: int = 5_000
     consumer_max_size: int = 2**31 - 1
+    member_max_bytes: int = 1 << 20
+    members_max_bytes: int = 16 << 20
     may_upgrade: bool = False
     may_downgrade: bool = False
 

@@ -11,7 +11,7 @@ Each function changes one group and returns the effects. If the group is Dead af
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -72,7 +72,19 @@ def check_join(request: Join, rules: Rules) -> GroupError | None:
         return GroupError.INVALID_REQUEST
     if any(is_too_long(name) for name, _ in request.protocols):
         return GroupError.INVALID_REQUEST
+    if size_of(request.protocols) > rules.member_max_bytes:
+        return GroupError.INVALID_REQUEST
     return None
+
+
+def size_of(protocols: Iterable[tuple[str, bytes]]) -> int:
+    """Bytes of what a member says of itself."""
+    return sum(len(name) + len(metadata) for name, metadata in protocols)
+
+
+def are_assignments_too_large(assignments: Mapping[str, bytes], rules: Rules) -> bool:
+    sizes = [len(assignment) for assignment in assignments.values()]
+    return max(sizes, default=0) > rules.member_max_bytes or sum(sizes) > rules.members_max_bytes
 
 
 def made_id(request: Join, new_id: Callable[[], str]) -> str:
@@ -248,6 +260,8 @@ class Step:
                 self.remove(group.members[member_id])
                 self.rebalance_after_loss()
             self.reply(waiter, JoinRefused(GroupError.GROUP_MAX_SIZE_REACHED, ""))
+        elif self._is_too_much(request):
+            self.reply(waiter, JoinRefused(GroupError.INVALID_REQUEST, member_id))
         elif not group.supports(request.protocol_type, (name for name, _ in request.protocols)):
             self.reply(waiter, JoinRefused(GroupError.INCONSISTENT_GROUP_PROTOCOL, member_id))
         elif not member_id:
@@ -260,6 +274,12 @@ class Step:
                 self.reply(waiter, JoinRefused(error, member_id))
             else:
                 self._join_known(group.members[member_id], request, waiter)
+
+    def _is_too_much(self, request: Join) -> bool:
+        """Whether the members would say more of themselves than a group may keep in memory."""
+        others = [member for member in self.group.members.values() if member.member_id != request.member_id]
+        total = size_of(request.protocols) + sum(size_of(member.protocols) for member in others)
+        return total > self.rules.members_max_bytes
 
     def _join_unknown(self, request: Join, waiter: Waiter, new_id: Callable[[], str]) -> None:
         group = self.group
@@ -494,6 +514,8 @@ class Step:
     def sync(self, request: Sync, waiter: Waiter) -> None:
         group = self.group
         error = self._check_sync(request)
+        if error is None and are_assignments_too_large(request.assignments, self.rules):
+            error = GroupError.INVALID_REQUEST
         if error is not None:
             self.reply(waiter, error)
             return
