@@ -468,6 +468,19 @@ def test_the_way_back_is_one_batch_and_is_written_until_it_is_stored(world: Worl
     assert not world.group().owed
 
 
+def test_what_a_member_uses_goes_back_with_it_though_nobody_wants_it_any_more(world: World) -> None:
+    """It wants another topic, and has not joined again: until it has, what it uses is nobody else's."""
+    one = joined(world).member_id
+    sync(world, one, 1, {one: [0, 1, 2, 3]})
+    world.set_topic("u", 1)
+    send_join(world, one, metadata(topic="u"))
+    world.disk_error = GroupError.COORDINATOR_NOT_AVAILABLE
+    assert world.refused("A", 0, topic_names=["u"]) == "COORDINATOR_NOT_AVAILABLE"
+    world.disk_error = None
+    found = read_assignment(world.group().members[one].assignment)
+    assert found == (("t", 0), ("t", 1), ("t", 2), ("t", 3))
+
+
 def test_a_crash_before_the_way_back_is_stored_only_delays_it(world: World) -> None:
     one, other = upgraded(world)
     world.holds = True

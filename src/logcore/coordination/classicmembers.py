@@ -23,7 +23,7 @@ What a custom assignor keeps beside the partitions would be lost, so such a grou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from logcore.coordination import heartbeats, membership
@@ -187,8 +187,10 @@ def downgrade(group: Group, around: Surroundings) -> list[Effect]:
     group.owed = tuple(fact for fact in stored if fact[0] is not Kind.CLASSIC)
     # No member is further than the targets, so that the generation to come is one that no member knows.
     group.generation = consumers.target_epoch
+    # A member may still use partitions of a topic that nobody wants any more.
+    names = _names({*around.topics.names(), *consumers.subscribed()}, around.topics)
     for member_id, member in consumers.members.items():
-        group.add(_classic(member_id, member, consumers, around.topics), CONSUMER)
+        group.add(_classic(member_id, member, consumers, names), CONSUMER)
     group.protocol = group.vote()
     group.topics = group.subscribed()
     group.enter(STABLE, around.now_ms)
@@ -204,7 +206,7 @@ def _first(consumers: ConsumerGroup) -> Sequence[str]:
     return [name for name, _ in member.classic.protocols]
 
 
-def _classic(member_id: str, member: ConsumerMember, consumers: ConsumerGroup, topics: Topics) -> Member:
+def _classic(member_id: str, member: ConsumerMember, consumers: ConsumerGroup, names: Mapping[bytes, str]) -> Member:
     assert member.classic is not None
     current = consumers.current(member_id)
     return Member(
@@ -216,17 +218,22 @@ def _classic(member_id: str, member: ConsumerMember, consumers: ConsumerGroup, t
         session_timeout_ms=member.classic.session_timeout_ms,
         protocols=member.classic.protocols,
         # It may be using both. It is told of neither: the group is to rebalance.
-        assignment=_encoded(current.assigned | current.revoking, consumers, topics),
+        assignment=_encoded(current.assigned | current.revoking, names),
     )
 
 
-def _encoded(partitions: Partitions, consumers: ConsumerGroup, topics: Topics) -> bytes:
-    """As members of the classic protocol are told their assignment."""
-    names: dict[bytes, str] = {}
-    for name in consumers.subscribed():
+def _names(names: Iterable[str], topics: Topics) -> dict[bytes, str]:
+    """Of topics that there are, by their ids."""
+    found: dict[bytes, str] = {}
+    for name in names:
         facts = topics.facts(name)
         if facts is not None:
-            names[facts[0]] = name
+            found[facts[0]] = name
+    return found
+
+
+def _encoded(partitions: Partitions, names: Mapping[bytes, str]) -> bytes:
+    """As members of the classic protocol are told their assignment."""
     return assignment_value(sorted((names[topic_id], number) for topic_id, number in partitions if topic_id in names))
 
 
@@ -403,7 +410,8 @@ class _ClassicStep(heartbeats.Step):
             return GroupError.INCONSISTENT_GROUP_PROTOCOL
         self.stop_sync(member_id)
         self._renew(member_id)
-        assignment = _encoded(current.assigned, self.consumers, self.around.topics)
+        names = _names(self.consumers.subscribed(), self.around.topics)
+        assignment = _encoded(current.assigned, names)
         return Synced(protocol_type=CONSUMER, protocol=protocol, assignment=assignment)
 
     def heartbeat(self, member_id: str, instance_id: str | None, generation: int) -> GroupError | None:
