@@ -25,6 +25,7 @@ from netshim import wire
 from netshim.testing import Kafka
 from netshim.waiting import Answer
 from netshim.wire import codes
+from support.client import Client
 from support.rig import Rig, code_of
 
 BEAT = wire.CONSUMER_GROUP_HEARTBEAT
@@ -459,6 +460,13 @@ def poll_until(done: Callable[[], bool], member: Any, values: set[bytes]) -> Non
             values.add(message.value())
 
 
+def kind_of_group(kafka: Kafka) -> str:
+    client = Client(int(kafka.bootstrap_servers.rpartition(":")[2]))
+    (found,) = client.ask(wire.LIST_GROUPS, 5, wire.LIST_GROUPS.Request()).groups
+    client.sock.close()
+    return str(found.group_type)
+
+
 MEMBER = """
 import sys, confluent_kafka
 consumer = confluent_kafka.Consumer({
@@ -511,6 +519,62 @@ def test_confluent_members_share_and_one_that_is_killed_leaves_its_part(
         reader.join()
         victim.communicate()
         survivor.close()
+
+
+def test_confluent_members_are_exchanged_one_by_one_and_back(kafka_factory: Callable[..., Kafka]) -> None:
+    """From the classic protocol to the consumer protocol and back, without a moment with no members. No partition is
+    with two members, and each record is read by somebody.
+    """
+    kafka = kafka_factory()
+    kafka.create_topic("orders", 4)
+    classic = {"group.protocol": "classic", "partition.assignment.strategy": "range", "session.timeout.ms": 6_000}
+    classic["heartbeat.interval.ms"] = 100
+    values: set[bytes] = set()
+    written: set[bytes] = set()
+    members: list[Any] = []
+
+    def shares() -> list[int]:
+        return sorted(part.partition for member in members for part in member.assignment())
+
+    def settle() -> None:
+        """Until all have their share, and what is written meanwhile is read."""
+        number = len(written)
+        for partition in range(4):
+            value = b"%d" % (number + partition)
+            kafka.append("orders", value, partition=partition)
+            written.add(value)
+        until = time.monotonic() + DEADLINE_S
+        while shares() != [0, 1, 2, 3] or not written <= values or not all(one.assignment() for one in members):
+            assert time.monotonic() < until, (shares(), written - values)
+            for member in members:
+                message = member.poll(0.02)
+                if message is not None:
+                    assert message.error() is None, message.error()
+                    values.add(message.value())
+
+    def comes(**options: Any) -> None:
+        members.append(consumer(kafka, **options))
+        members[-1].subscribe(["orders"])
+        settle()
+
+    def leaves() -> None:
+        members.pop(0).close()
+        settle()
+
+    comes(**classic)
+    comes(**classic)
+    assert kind_of_group(kafka) == "classic"
+    comes()
+    assert kind_of_group(kafka) == "consumer"
+    leaves()
+    leaves()
+    comes()
+    comes(**classic)
+    leaves()
+    assert kind_of_group(kafka) == "consumer"
+    leaves()
+    assert kind_of_group(kafka) == "classic"
+    members.pop().close()
 
 
 def test_a_hundred_members_form_a_group_within_a_second(rig: Rig) -> None:
