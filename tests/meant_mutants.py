@@ -516,8 +516,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "assigned_before_it_is_stored", "logcore/coordination/membership.py",
-        "            self.effects.append(Store(group, (group.record(request.assignments),), done))\n",
-        "            self.effects.append(Store(group, (group.record(request.assignments),), done))\n"
+        "            self.effects.append(Store(group, group.records(request.assignments), done))\n",
+        "            self.effects.append(Store(group, group.records(request.assignments), done))\n"
         "            self.assigned(done, None)\n",
         "coordination/test_coordination.py::test_in_any_order_the_invariants_hold_and_nobody_waits_for_ever",
     ),
@@ -1338,9 +1338,39 @@ MISTAKES: Final = (
     ),
     Mistake(
         "commit_of_an_older_epoch", "logcore/coordination/consumergroup.py",
-        "return None if self.current(member_id).member_epoch == member_epoch else GroupError.STALE_MEMBER_EPOCH",
-        "return None if self.current(member_id).member_epoch >= member_epoch else GroupError.STALE_MEMBER_EPOCH",
+        "if self.current(member_id).member_epoch == member_epoch:\n            return None",
+        "if self.current(member_id).member_epoch >= member_epoch:\n            return None",
         "coordination/test_heartbeats.py",
+    ),
+    Mistake(
+        "claims_are_passed_over_in_an_upgrade", "logcore/coordination/classicmembers.py",
+        "        kept = _with_ids(subscription.owned, around.topics).difference(taken)\n",
+        "        kept = _with_ids((), around.topics).difference(taken)\n",
+        "coordination/test_group_conversions.py",
+    ),
+    Mistake(
+        "zombie_joins_by_the_classic_protocol", "logcore/coordination/classicmembers.py",
+        "        if member_id not in self.consumers.members and subscription.owned:\n",
+        "        if member_id is None:\n",
+        "coordination/test_group_conversions.py",
+    ),
+    Mistake(
+        "what_is_owed_is_written_once", "logcore/coordination/coordinator.py",
+        "        if error is None and group.owed and",
+        "        if group.owed and",
+        "coordination/test_group_conversions.py",
+    ),
+    Mistake(
+        "generations_begin_anew_after_a_downgrade", "logcore/coordination/classicmembers.py",
+        "    group.generation = consumers.target_epoch\n",
+        "    group.generation = 0\n",
+        "coordination/test_group_conversions.py",
+    ),
+    Mistake(
+        "late_classic_members_stay", "logcore/coordination/heartbeats.py",
+        "LateMemberRemoved(self.group.group_id, member_id))\n        self._remove(member_id)\n",
+        "LateMemberRemoved(self.group.group_id, member_id))\n",
+        "coordination/test_group_conversions.py",
     ),
     Mistake(
         "request_in_several_batches", "netshim/offsets.py",

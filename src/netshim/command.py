@@ -58,6 +58,8 @@ def _settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(field.default, bool):
             option += "/--no-" + field.name.replace("_", "-")
             shape = {"show_default": True}
+        elif "choices" in field.metadata:
+            shape = {"show_default": True, "type": click.Choice(field.metadata["choices"])}
         command = click.option(option, field.name, default=field.default, help=doc, **shape)(command)
     return command
 

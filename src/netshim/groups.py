@@ -28,11 +28,13 @@ from logcore.coordination.effects import (
     Cancel,
     Committer,
     Effect,
+    GroupConverted,
     GroupEmptied,
     GroupError,
     GroupFormed,
     GroupRebalances,
     Join,
+    LateMemberRemoved,
     OffsetKey,
     Reply,
     Result,
@@ -78,6 +80,8 @@ def group_rules(settings: Settings) -> Rules:
         consumer_session_timeout_ms=settings.group_consumer_session_timeout_ms,
         consumer_heartbeat_interval_ms=interval_ms,
         consumer_max_size=settings.group_consumer_max_size,
+        may_upgrade=settings.group_consumer_migration_policy in ("upgrade", "bidirectional"),
+        may_downgrade=settings.group_consumer_migration_policy in ("downgrade", "bidirectional"),
     )
 
 
@@ -97,6 +101,11 @@ def news_of(effect: Effect) -> tuple[str, str, tuple[object, ...]] | None:
         case RevocationEnded(group_id, member_id):
             text = "group %s: member %s did not give up its partitions in time, and is removed"
             return "session", text, (shown(group_id), shown(member_id))
+        case LateMemberRemoved(group_id, member_id):
+            text = "group %s: member %s did not join again, or ask for its partitions, in time, and is removed"
+            return "session", text, (shown(group_id), shown(member_id))
+        case GroupConverted(group_id, protocol):
+            return "converted", "group %s goes on by the %s protocol", (shown(group_id), protocol)
         case TargetsChanged() as changed:
             text = "group %s: partitions assigned again: epoch %d, %d members, %s"
             return "formed", text, (shown(changed.group_id), changed.epoch, changed.member_count, changed.assignor)

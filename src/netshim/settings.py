@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
@@ -20,6 +20,10 @@ def _between(low: int, high: int) -> Any:
 def _setting(default: int, low: int, high: int = INT32_MAX, *, doc: str) -> Any:
     """A number; doc and range are what `netshim serve --help` says."""
     return attrs.field(default=default, validator=_between(low, high), metadata={"doc": doc, "range": (low, high)})
+
+
+#: Of Kafka's group.consumer.migration.policy.
+MIGRATION_POLICIES: Final = ("disabled", "upgrade", "downgrade", "bidirectional")
 
 
 @attrs.frozen(kw_only=True)
@@ -55,6 +59,11 @@ class Settings:
         5_000, 100, doc="How often these send heartbeats; at least three times in a session."
     )
     group_consumer_max_size: int = _setting(INT32_MAX, 1, doc="Most members of a group of that protocol.")
+    group_consumer_migration_policy: str = attrs.field(
+        default="bidirectional",
+        validator=attrs.validators.in_(MIGRATION_POLICIES),
+        metadata={"doc": "Which groups change their protocol while they run.", "choices": MIGRATION_POLICIES},
+    )
     offset_metadata_max_bytes: int = _setting(4_096, 0, doc="Most text that goes with a committed offset.")
     fetch_max_bytes: int = _setting(57_671_680, 1_024, doc="Most that one fetch returns, but never less than a batch.")
     max_request_bytes: int = _setting(104_857_600, 1_024, doc="Largest request; a larger one ends its connection.")

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logcore.format.consumergrouprecords import (
+    ClassicMember,
     ConsumerKey,
     ConsumerMember,
     ConsumerValue,
@@ -40,6 +41,12 @@ ROWS: list[tuple[ConsumerKey, str, ConsumerValue, str]] = [
         "0005 0001 67 0001 6d",
         ConsumerMember(instance_id="i", rack_id="r", client_id="", client_host="", pattern="a.*", assignor="range"),
         "0000 02 69 02 72 01 01 01 04 612e2a ffffffff 06 72616e6765 01 00 01 00",
+    ),
+    (
+        ConsumerKey(Kind.MEMBER, "g", "m"),
+        "0005 0001 67 0001 6d",
+        ConsumerMember(classic=ClassicMember(45_000, (("range", b"\0\1"), ("x", b"")))),
+        "0000 00 00 01 01 01 01 ffffffff 00 01 00 15 01 0000afc8 03 06 72616e6765 03 0001 00 02 78 01 00 00",
     ),
     (ConsumerKey(Kind.TARGET_EPOCH, "g"), "0006 0001 67", 9, "0000 00000009 00"),
     (
@@ -94,8 +101,10 @@ def test_what_is_cut_off_is_not_understood(
 def test_tags_of_newer_brokers_are_passed_over() -> None:
     member = bytes.fromhex(f"0000 02 {U.hex()} 02 00000001 01 05 02 abcd 01 09 01 ff")
     assert read_consumer_value(Kind.TARGET, member) == frozenset({(U, 1)})
-    classic = bytes.fromhex("0000 00 00 01 01 01 01 ffffffff 00 01 00 03 01 aabb")
-    assert read_consumer_value(Kind.MEMBER, classic) == ConsumerMember()
+    member = bytes.fromhex("0000 00 00 01 01 01 01 ffffffff 00 02 00 07 01 00000005 01 00 07 02 aabb")
+    assert read_consumer_value(Kind.MEMBER, member) == ConsumerMember(classic=ClassicMember(5, ()))
+    member = bytes.fromhex("0000 00 00 01 01 01 01 ffffffff 00 01 07 02 aabb")
+    assert read_consumer_value(Kind.MEMBER, member) == ConsumerMember()
 
 
 def test_another_version_and_an_unknown_state() -> None:
@@ -129,7 +138,10 @@ def test_records_are_shown_as_dicts() -> None:
     key = consumer_key(ConsumerKey(Kind.GROUP, "g"))
     assert described_consumers(key, None) == {"group": "g", "kind": "group", "value": None}
     assert described_consumers(key, b"junk") is None and described_consumers(b"junk", None) is None
-    for kind, value in ((Kind.TARGET_EPOCH, 3), (Kind.PATTERN, Resolved(("a",), 1, 2))):
+    classic = ConsumerMember(classic=ClassicMember(5, (("range", b"\0\1"),)))
+    shown = described_consumers(consumer_key(ConsumerKey(Kind.MEMBER, "g", "m")), consumer_value(classic))
+    assert shown is not None and shown["value"]["classic"] == {"session_timeout_ms": 5, "protocols": ["range"]}
+    for kind, value in ((Kind.TARGET_EPOCH, 3), (Kind.PATTERN, Resolved(("a",), 1, 2)), (Kind.MEMBER, classic)):
         assert json.dumps(described_consumers(consumer_key(ConsumerKey(kind, "g", "")), consumer_value(value)))
 
 

@@ -20,6 +20,7 @@ from logcore.format.consumergrouprecords import (
     read_consumer_key,
     read_consumer_value,
 )
+from logcore.format.grouprecords import Subscription, assignment_value, read_assignment, subscription_value
 from logcore.names import OFFSETS_TOPIC
 from netshim import wire
 from netshim.testing import start
@@ -174,8 +175,8 @@ def connected(address: str) -> Client:
     return client
 
 
-def make_topic(client: Client) -> bytes:
-    topic = wire.CREATE_TOPICS.Request.Topic(name="t", num_partitions=4, replication_factor=1)
+def make_topic(client: Client, count: int = 4) -> bytes:
+    topic = wire.CREATE_TOPICS.Request.Topic(name="t", num_partitions=count, replication_factor=1)
     made = client.ask(wire.CREATE_TOPICS, 7, wire.CREATE_TOPICS.Request(topics=[topic], timeout_ms=30_000))
     assert made.topics[0].error_code == 0
     topic_id: bytes = made.topics[0].topic_id
@@ -288,3 +289,136 @@ def test_a_group_goes_from_kafka_to_us_and_back(tmp_path: Path) -> None:
         assert one.epoch == 5
         assert beat(client, topic_id, "B", 3, {})[0] == codes.UNKNOWN_MEMBER_ID
         client.sock.close()
+
+
+# -- from one protocol to the other while the group runs --------------------------------------------------------------
+
+WANTS = subscription_value(Subscription(("t",)))
+
+
+class ClassicMember:
+    """A member of the classic protocol, eager, in raw requests. said: what each request was answered with."""
+
+    def __init__(self, client: Client, said: list[Any]) -> None:
+        self.client = client
+        self.said = said
+        self.member_id = ""
+        self.generation = -1
+
+    def join(self) -> None:
+        request_type = wire.JOIN_GROUP.Request
+        for _ in range(2):  # the first time it may be told its id only
+            request = request_type(
+                group_id="g",
+                session_timeout_ms=30_000,
+                rebalance_timeout_ms=60_000,
+                member_id=self.member_id,
+                protocol_type="consumer",
+                protocols=[request_type.Protocol(name="range", metadata=WANTS)],
+            )
+            answer = self.client.ask(wire.JOIN_GROUP, 7, request)
+            self.member_id = answer.member_id or self.member_id
+            if answer.error_code != codes.MEMBER_ID_REQUIRED:
+                break
+        self.generation = answer.generation_id
+        is_leader = answer.leader == self.member_id
+        self.said.append(("join", answer.error_code, answer.generation_id, answer.protocol_name, is_leader))
+
+    def sync(self, numbers: list[int] | None = None) -> None:
+        """numbers: of the partitions that it gives itself, when it leads."""
+        request_type = wire.SYNC_GROUP.Request
+        assignments = []
+        if numbers is not None:
+            share = assignment_value([("t", number) for number in numbers])
+            assignments.append(request_type.Assignment(member_id=self.member_id, assignment=share))
+        request = request_type(
+            group_id="g", generation_id=self.generation, member_id=self.member_id, assignments=assignments
+        )
+        answer = self.client.ask(wire.SYNC_GROUP, 3, request)
+        self.said.append(("sync", answer.error_code, sorted(read_assignment(answer.assignment) or ())))
+
+    def heartbeat(self, ahead: int = 0) -> None:
+        request = wire.HEARTBEAT.Request(group_id="g", generation_id=self.generation + ahead, member_id=self.member_id)
+        self.said.append(("heartbeat", self.client.ask(wire.HEARTBEAT, 3, request).error_code))
+
+    def leave(self) -> None:
+        member = wire.LEAVE_GROUP.Request.Member(member_id=self.member_id)
+        answer = self.client.ask(wire.LEAVE_GROUP, 3, wire.LEAVE_GROUP.Request(group_id="g", members=[member]))
+        self.said.append(("leave", answer.error_code, answer.members[0].error_code))
+
+    def commit(self, version: int, ahead: int = 0) -> None:
+        topic_type = wire.OFFSET_COMMIT.Request.Topic
+        part = topic_type.Partition(partition_index=0, committed_offset=1, committed_metadata="")
+        request = wire.OFFSET_COMMIT.Request(
+            group_id="g",
+            member_id=self.member_id,
+            generation_id_or_member_epoch=self.generation + ahead,
+            topics=[topic_type(name="t", partitions=[part])],
+        )
+        answer = self.client.ask(wire.OFFSET_COMMIT, version, request)
+        self.said.append(("commit", answer.topics[0].partitions[0].error_code))
+
+
+def exchanged(address: str) -> list[Any]:
+    """What a broker answers while the clients of a group are exchanged, to the consumer protocol and back."""
+    client = connected(address)
+    topic_id = make_topic(client, 6)  # as many for each of one, two and three: who is first does not matter
+    said: list[Any] = []
+
+    def beats(member_id: str, epoch: int, **fields: Any) -> None:
+        code, _, member_epoch, _, numbers = beat(client, topic_id, member_id, epoch, fields)
+        said.append(("beat", member_id, code, member_epoch, numbers))
+
+    one = ClassicMember(client, said)
+    one.join()
+    one.sync([*range(6)])
+    one.heartbeat()
+    beats("A", 1)
+    beats("A", 0, **JOIN)  # up
+    one.heartbeat()
+    one.heartbeat(ahead=1)
+    one.commit(8)
+    one.commit(8, ahead=1)
+    beats("A", 2)
+    one.join()
+    one.sync()
+    one.heartbeat()
+    beats("A", 2)
+    beats("A", 2, owned=[3, 4, 5])
+    other = ClassicMember(client, said)
+    other.join()
+    other.sync()
+    one.heartbeat()
+    one.join()
+    one.sync()
+    beats("A", 2, owned=[3, 4, 5])
+    beats("A", 2, owned=[3, 4])
+    beats("A", 3, owned=[3, 4])
+    other.heartbeat()
+    other.join()
+    other.sync()
+    other.heartbeat()
+    describe = wire.CONSUMER_GROUP_DESCRIBE
+    (group,) = client.ask(describe, 1, describe.Request(group_ids=["g"])).groups
+    said.append((group.error_code, group.group_state, sorted(member.member_type for member in group.members)))
+    beats("A", -1)  # and back, with the two that are left
+    one.heartbeat()
+    other.leave()
+    one.join()
+    one.sync([*range(6)])
+    one.heartbeat()
+    listed = client.ask(wire.LIST_GROUPS, 5, wire.LIST_GROUPS.Request(states_filter=["Stable"])).groups
+    said.append(sorted((each.group_id, each.group_state, each.group_type) for each in listed))
+    client.sock.close()
+    return said
+
+
+def test_a_broker_of_kafkas_answers_the_same_while_clients_are_exchanged(tmp_path: Path) -> None:
+    with kafka_jvm.Broker(tmp_path) as broker:
+        theirs = exchanged(broker.address)
+    kafka = start(
+        tmp_path / "ours", group_consumer_heartbeat_interval_ms=5_000, group_consumer_session_timeout_ms=45_000
+    )
+    ours = exchanged(kafka.bootstrap_servers)
+    kafka.stop()
+    assert ours == theirs

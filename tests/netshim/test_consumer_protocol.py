@@ -13,16 +13,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import logcore
+from logcore.format.grouprecords import Subscription, assignment_value, read_assignment, subscription_value
 from logcore.names import OFFSETS_TOPIC
 from netshim import wire
 from netshim.testing import Kafka
 from netshim.waiting import Answer
 from netshim.wire import codes
+from support.client import Client
 from support.rig import Rig, code_of
 
 BEAT = wire.CONSUMER_GROUP_HEARTBEAT
@@ -182,7 +185,6 @@ def test_a_group_outlives_the_broker_and_its_sessions_begin_anew(rig: Rig) -> No
 
 def test_requests_of_the_classic_protocol_find_no_member(rig: Rig) -> None:
     two(rig)
-    assert code_of(rig.join()) == codes.INCONSISTENT_GROUP_PROTOCOL
     assert code_of(rig.sync("A", 2)) == codes.UNKNOWN_MEMBER_ID
     assert rig.beat("A", 2) == codes.UNKNOWN_MEMBER_ID
     assert rig.leave(("A", None)) == [codes.UNKNOWN_MEMBER_ID]
@@ -191,7 +193,6 @@ def test_requests_of_the_classic_protocol_find_no_member(rig: Rig) -> None:
 def test_an_empty_group_changes_its_protocol(rig: Rig) -> None:
     ids, generation = rig.form(1)
     assert code_of(rig.commit({("orders", 0): 7}, member_id=ids[0], generation=generation)) == 0
-    assert beat(rig, "A", 0).error_code == codes.GROUP_ID_NOT_FOUND
     rig.leave((ids[0], None))
     assert given(rig, beat(rig, "A", 0)) == (1, [0, 1, 2])
     rig.restart()
@@ -202,6 +203,57 @@ def test_an_empty_group_changes_its_protocol(rig: Rig) -> None:
     rig.restart()
     assert rig.describe().group_state == "Stable"
     assert rig.committed() == {("orders", 0): 7}
+
+
+def test_a_group_changes_its_protocol_while_it_runs(rig: Rig) -> None:
+    """A classic member, then one of the consumer protocol beside it, then the classic one alone again."""
+    wants = subscription_value(Subscription(("orders",)))
+    all_three = assignment_value([("orders", number) for number in range(3)])
+    classic = rig.join(protocols={"range": wants}).value
+    assert classic.leader == classic.member_id
+    assert code_of(rig.sync(classic.member_id, 1, assignments={classic.member_id: all_three})) == 0
+    assert given(rig, beat(rig, "A", 0)) == (2, [])
+    assert rig.beat(classic.member_id, 1) == codes.REBALANCE_IN_PROGRESS
+    again = rig.join(classic.member_id, protocols={"range": wants}).value
+    assert (again.error_code, again.generation_id, again.leader, again.members) == (0, 2, "", [])
+    synced = rig.sync(classic.member_id, 2).value
+    assert read_assignment(synced.assignment) == (("orders", 0), ("orders", 1))
+    assert given(rig, beat(rig, "A", 2)) == (2, [2])
+    assert code_of(rig.commit({("orders", 0): 7}, member_id=classic.member_id, generation=2)) == 0
+    late = rig.commit({("orders", 0): 8}, member_id=classic.member_id, generation=1)
+    assert code_of(late) == codes.ILLEGAL_GENERATION
+    (described,) = rig.ask(wire.CONSUMER_GROUP_DESCRIBE, 1, group_ids=["g"]).groups
+    assert {member.member_id: member.member_type for member in described.members} == {classic.member_id: 0, "A": 1}
+    rig.restart()
+    assert rig.beat(classic.member_id, 2) == 0
+    assert beat(rig, "A", -1).error_code == 0
+    assert rig.beat(classic.member_id, 2) == codes.REBALANCE_IN_PROGRESS
+    last = rig.join(classic.member_id, protocols={"range": wants}).value
+    assert (last.error_code, last.generation_id, last.leader) == (0, 3, classic.member_id)
+    assert code_of(rig.sync(classic.member_id, 3, assignments={classic.member_id: all_three})) == 0
+    rig.restart()
+    assert rig.describe().group_state == "Stable"
+    assert rig.committed() == {("orders", 0): 7}
+
+
+@pytest.mark.parametrize(
+    ("policy", "up", "into"),
+    [
+        ("disabled", codes.GROUP_ID_NOT_FOUND, codes.INCONSISTENT_GROUP_PROTOCOL),
+        ("downgrade", codes.GROUP_ID_NOT_FOUND, 0),
+        ("upgrade", 0, 0),
+        ("bidirectional", 0, 0),
+    ],
+)
+def test_the_policy_says_which_groups_change(tmp_path: Path, policy: str, up: int, into: int) -> None:
+    wants = subscription_value(Subscription(("orders",)))
+    with Rig(tmp_path, group_consumer_migration_policy=policy) as rig:
+        rig.logdir.create_topic("orders", 3)
+        classic = rig.join(protocols={"range": wants}).value
+        rig.sync(classic.member_id, 1, assignments={})
+        assert beat(rig, "A", 0).error_code == up
+        beat(rig, "B", 0, group_id="other")
+        assert code_of(rig.join(group="other", protocols={"range": wants})) == into
 
 
 # -- offsets ---------------------------------------------------------------------------------------------------------
@@ -408,6 +460,13 @@ def poll_until(done: Callable[[], bool], member: Any, values: set[bytes]) -> Non
             values.add(message.value())
 
 
+def kind_of_group(kafka: Kafka) -> str:
+    client = Client(int(kafka.bootstrap_servers.rpartition(":")[2]))
+    (found,) = client.ask(wire.LIST_GROUPS, 5, wire.LIST_GROUPS.Request()).groups
+    client.sock.close()
+    return str(found.group_type)
+
+
 MEMBER = """
 import sys, confluent_kafka
 consumer = confluent_kafka.Consumer({
@@ -460,6 +519,62 @@ def test_confluent_members_share_and_one_that_is_killed_leaves_its_part(
         reader.join()
         victim.communicate()
         survivor.close()
+
+
+def test_confluent_members_are_exchanged_one_by_one_and_back(kafka_factory: Callable[..., Kafka]) -> None:
+    """From the classic protocol to the consumer protocol and back, without a moment with no members. No partition is
+    with two members, and each record is read by somebody.
+    """
+    kafka = kafka_factory()
+    kafka.create_topic("orders", 4)
+    classic = {"group.protocol": "classic", "partition.assignment.strategy": "range", "session.timeout.ms": 6_000}
+    classic["heartbeat.interval.ms"] = 100
+    values: set[bytes] = set()
+    written: set[bytes] = set()
+    members: list[Any] = []
+
+    def shares() -> list[int]:
+        return sorted(part.partition for member in members for part in member.assignment())
+
+    def settle() -> None:
+        """Until all have their share, and what is written meanwhile is read."""
+        number = len(written)
+        for partition in range(4):
+            value = b"%d" % (number + partition)
+            kafka.append("orders", value, partition=partition)
+            written.add(value)
+        until = time.monotonic() + DEADLINE_S
+        while shares() != [0, 1, 2, 3] or not written <= values or not all(one.assignment() for one in members):
+            assert time.monotonic() < until, (shares(), written - values)
+            for member in members:
+                message = member.poll(0.02)
+                if message is not None:
+                    assert message.error() is None, message.error()
+                    values.add(message.value())
+
+    def comes(**options: Any) -> None:
+        members.append(consumer(kafka, **options))
+        members[-1].subscribe(["orders"])
+        settle()
+
+    def leaves() -> None:
+        members.pop(0).close()
+        settle()
+
+    comes(**classic)
+    comes(**classic)
+    assert kind_of_group(kafka) == "classic"
+    comes()
+    assert kind_of_group(kafka) == "consumer"
+    leaves()
+    leaves()
+    comes()
+    comes(**classic)
+    leaves()
+    assert kind_of_group(kafka) == "consumer"
+    leaves()
+    assert kind_of_group(kafka) == "classic"
+    members.pop().close()
 
 
 def test_a_hundred_members_form_a_group_within_a_second(rig: Rig) -> None:

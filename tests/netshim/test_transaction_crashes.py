@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
+import random
 from typing import Any
 
 import pytest
@@ -24,7 +26,7 @@ from support.stillbroker import StillBroker
 class Life:
     """A producer that writes a number to two partitions, with an offset of the same number, in each turn.
 
-    version: of the transaction protocol. The second transaction is aborted.
+    version: of the transaction protocol. The transactions of turns 2, 6, 10 and so on are aborted.
     """
 
     def __init__(self, version: int, turns: tuple[int, ...] = (1, 2, 3), durability: str = "group") -> None:
@@ -47,7 +49,7 @@ class Life:
         for turn in self.turns:
             self.write(bench, who, turn, sequence)
             sequence += 1
-            commit = turn != 2
+            commit = turn % 4 != 2
             if commit:
                 promise(("asked", turn))
             end = bench.ask(
@@ -156,6 +158,25 @@ def judge(promised: list[Any], found: dict[str, Any]) -> None:
 def test_no_crash_splits_loses_or_hangs_a_transaction() -> None:
     report = explore(Life(2, turns=(1,)).live, recover, judge, limit=8, again_every=0)
     assert report.states > 50
+
+
+def life_by_number(number: int) -> Life:
+    """One to four turns, drawn by chance; both versions, and both policies that promise something."""
+    chance = random.Random(number)
+    turns = tuple(chance.sample(range(1, 13), chance.randint(1, 4)))
+    return Life(1 + number % 2, turns, ("group", "always")[number // 2 % 2])
+
+
+@pytest.mark.slow
+def test_no_crash_splits_loses_or_hangs_a_transaction_of_many_lives() -> None:
+    """LOGCORE_TRANSACTION_STATES: how many different disks are left by crashes, and judged."""
+    goal = int(os.environ.get("LOGCORE_TRANSACTION_STATES", "10000"))
+    states = 0
+    number = int(os.environ.get("LOGCORE_TRANSACTION_LIFE", "0"))
+    while states < goal:
+        states += explore(life_by_number(number).live, recover, judge, limit=200, again_every=0).states
+        number += 1
+        print(f"{states} of {goal} states after life {number}", flush=True)
 
 
 def judge_open_ends(_promised: list[Any], found: dict[str, Any]) -> None:

@@ -127,10 +127,15 @@ class Groups:
             if gone:
                 self._do(functools.partial(self._without, group.group_id, gone))
             if group.consumers is not None:
+                classic: list[tuple[str, str | None]] = []
                 for member_id, one in [*group.consumers.members.items()]:
-                    if one.instance_id is None:
+                    if one.instance_id is None and one.classic is not None:
+                        classic.append((member_id, None))
+                    elif one.instance_id is None:
                         leaves = Beat(group_id=group.group_id, member_id=member_id, member_epoch=-1)
                         self._do(functools.partial(self._coordinator.beat, leaves, Answer()))
+                if classic:
+                    self._do(functools.partial(self._without, group.group_id, classic))
         self._unsynced.settle()
 
     def _without(self, group_id: str, gone: list[tuple[str, str | None]], now_ms: int) -> list[Effect]:

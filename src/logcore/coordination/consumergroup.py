@@ -14,6 +14,9 @@ A member's states (broker reference 4.4), by what reconciled() makes of them:
     UNREVOKED   has to give up `revoking`, and to say so with a heartbeat that lists what it owns
     UNRELEASED  waits for partitions that others have not given up
 
+Members of the classic protocol may be in such a group, so that its clients can be exchanged one by one. Their facts are
+the same; what they can be asked and told in their words is in classicmembers.py.
+
 Which change follows on which request is decided in heartbeats.py. Nothing here asks for an effect.
 """
 
@@ -101,7 +104,8 @@ class ConsumerGroup:
     storing: steps whose records are on their way to the disk; queued: those whose records follow. unsure: facts whose
     records may be on disk though that failed; they are written again with the next ones. seen_version: of the topics,
     when they were compared with what the group knows. deadlines_ms: when sessions end; timers_ms: when that is next
-    checked, which may be earlier. revocations: members whose time to give up partitions is measured.
+    checked, which may be earlier. revocations: members whose time to give up partitions is measured. rejoins, syncs:
+    members of the classic protocol whose time to join again, and to ask for what they are assigned, is measured.
     """
 
     def __init__(self, group_id: str) -> None:
@@ -122,6 +126,8 @@ class ConsumerGroup:
         self.deadlines_ms: dict[str, int] = {}
         self.timers_ms: dict[str, int] = {}
         self.revocations: set[str] = set()
+        self.rejoins: set[str] = set()
+        self.syncs: set[str] = set()
 
     # -- facts
 
@@ -197,10 +203,10 @@ class ConsumerGroup:
             yield Kind.GROUP, ""
 
     def record(self, fact: Fact, value: ConsumerValue) -> GroupRecord:
-        kind, name = fact
+        kind, _ = fact
         if kind is Kind.CLASSIC:  # only ever deleted here
-            return group_key(self.group_id), None
-        return consumer_key(ConsumerKey(kind, self.group_id, name)), consumer_value(value)
+            value = None
+        return fact_key(self.group_id, fact), consumer_value(value)
 
     def tombstones(self) -> tuple[GroupRecord, ...]:
         """Records that delete all of the group, also what may be on disk unknown to us."""
@@ -243,9 +249,41 @@ class ConsumerGroup:
 
     def check_epoch(self, member_id: str, member_epoch: int) -> GroupError | None:
         """Whether who commits or fetches offsets is a member, as it is now."""
-        if member_id not in self.members:
+        member = self.members.get(member_id)
+        if member is None:
             return GroupError.UNKNOWN_MEMBER_ID
-        return None if self.current(member_id).member_epoch == member_epoch else GroupError.STALE_MEMBER_EPOCH
+        if self.current(member_id).member_epoch == member_epoch:
+            return None
+        if member.classic is not None:
+            return GroupError.ILLEGAL_GENERATION
+        return GroupError.STALE_MEMBER_EPOCH
+
+    def is_classic(self, member_id: str) -> bool:
+        """Whether there is such a member, and it speaks the classic protocol."""
+        member = self.members.get(member_id)
+        return member is not None and member.classic is not None
+
+    @property
+    def is_all_classic(self) -> bool:
+        """Whether it has members, and all of them speak the classic protocol."""
+        return bool(self.members) and all(member.classic is not None for member in self.members.values())
+
+    def supports(self, protocol_type: str, names: Iterable[str]) -> bool:
+        """Whether a member with these classic protocols could be in the group: one has to be that of all such members,
+        for the day when only they are left.
+        """
+        if protocol_type != "consumer":
+            return False
+        theirs = [member.classic.protocols for member in self.members.values() if member.classic is not None]
+        common = set(names)
+        for protocols in theirs:
+            common &= {name for name, _ in protocols}
+        return bool(common)
+
+    def waits_for_others(self, member_id: str) -> bool:
+        """Whether a member that is to have more can have none of it yet."""
+        missing = self.targets.get(member_id, NOTHING) - self.current(member_id).assigned
+        return any(partition in self.owners for partition in missing)
 
     def accepts_epoch(self, member_id: str, member_epoch: int, owned: Partitions | None) -> bool:
         """Whether a heartbeat comes from where the member is, or from one step before since an answer was lost.
@@ -367,6 +405,14 @@ class ConsumerGroup:
             assigned=assigned,
             revoking=revoking,
         )
+
+
+def fact_key(group_id: str, fact: Fact) -> bytes:
+    """Of its record."""
+    kind, name = fact
+    if kind is Kind.CLASSIC:
+        return group_key(group_id)
+    return consumer_key(ConsumerKey(kind, group_id, name))
 
 
 def _of(type_: type[_T], value: ConsumerValue) -> _T | None:

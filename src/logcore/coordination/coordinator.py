@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from logcore.coordination import heartbeats, membership, offsets
+from logcore.coordination import classicmembers, heartbeats, membership, offsets
 from logcore.coordination.consumergroup import Compile, ConsumerGroup, Fact, NoTopics, Topics, restored
 from logcore.coordination.effects import (
     Assigned,
@@ -23,6 +23,7 @@ from logcore.coordination.effects import (
     Committer,
     ConsumersChanged,
     Effect,
+    FirstSyncEnds,
     GroupDeleted,
     GroupError,
     Join,
@@ -31,6 +32,7 @@ from logcore.coordination.effects import (
     OffsetsCommitted,
     OffsetsDeleted,
     OffsetsPending,
+    RejoinEnds,
     Replaced,
     Reply,
     RevocationEnds,
@@ -41,7 +43,7 @@ from logcore.coordination.effects import (
     Timeout,
     Waiter,
 )
-from logcore.coordination.group import CONSUMER, DEAD, EMPTY, STABLE, Group, Member
+from logcore.coordination.group import DEAD, EMPTY, STABLE, Group, Member
 from logcore.format.consumergrouprecords import ConsumerValue, Kind
 from logcore.format.grouprecords import Committed, StoredGroup
 
@@ -120,7 +122,7 @@ class Coordinator:
             if found.members or (found.epoch and group_id not in groups):
                 if group_id in groups:  # what deletes its record was never written
                     found.unsure[Kind.CLASSIC, ""] = None
-                _become(group, found)
+                group.become(found)
                 group.state = found.state
             elif group_id in groups:
                 _restore(group, groups[group_id])
@@ -132,6 +134,7 @@ class Coordinator:
         for group in self.all():
             if group.consumers is not None:
                 effects += heartbeats.begin_sessions(group, self._around(now_ms))
+                effects += classicmembers.downgrade(group, self._around(now_ms))
             elif group.members:
                 effects += membership.begin_sessions(group, now_ms, rules=self._rules)
         return effects
@@ -143,6 +146,8 @@ class Coordinator:
         """The records of a Store are on disk, or could not be stored."""
         group = effect.group
         effects: list[Effect] = []
+        if error is None and group.owed and effect.records[: len(group.owed)] == group.owed_records():
+            group.owed = ()
         match effect.then:
             case Assigned() as done:
                 effects = membership.assigned(group, done, error, now_ms, rules=self._rules)
@@ -156,6 +161,7 @@ class Coordinator:
                 effects = offsets.deleted(group, done, error)
             case ConsumersChanged():
                 effects = heartbeats.stored(group, error, self._around(now_ms))
+                effects += classicmembers.downgrade(group, self._around(now_ms))
             case GroupDeleted(waiter):
                 effects = [Reply(waiter, error)]
             case None:
@@ -165,7 +171,8 @@ class Coordinator:
 
     def timed_out(self, group: Group, timeout: Timeout, now_ms: int) -> list[Effect]:
         """The time of an At has come. A group that is Dead has cancelled its timers."""
-        if group.consumers is not None and isinstance(timeout, SessionEnds | RevocationEnds):
+        if group.consumers is not None:
+            assert isinstance(timeout, SessionEnds | RevocationEnds | RejoinEnds | FirstSyncEnds), timeout
             return heartbeats.timed_out(group, timeout, self._around(now_ms))
         effects = membership.timed_out(group, timeout, now_ms, rules=self._rules)
         self._drop_if_dead(group)
@@ -187,6 +194,8 @@ class Coordinator:
         if group is None:
             group = Group(request.group_id)
         effects: list[Effect] = []
+        if group.consumers is not None and group.state != EMPTY and self._rules.may_mix:
+            return classicmembers.join(group, request, waiter, self._around(now_ms), new_id=self._new_id)
         if group.consumers is not None:
             error = _check_return(group, request)
             if error is not None:
@@ -213,14 +222,19 @@ class Coordinator:
         around = self._around(now_ms)
         if consumers is not None:
             return heartbeats.beat(group, request, waiter, around)
+        if group.state != EMPTY:
+            return classicmembers.upgrade(group, request, waiter, around)
+        owed = [*group.owed]
+        if group.protocol_type:
+            owed.append((Kind.CLASSIC, ""))
         consumers = group.consumers = ConsumerGroup(request.group_id)
-        effects = heartbeats.beat(group, request, waiter, around, was_classic=bool(group.protocol_type))
+        effects = heartbeats.beat(group, request, waiter, around, owed=owed)
         if not consumers.members:  # refused
             group.consumers = None
             return effects
         self._groups[group.group_id] = group
         effects[:0] = membership.forget_pending(group)
-        _become(group, consumers)
+        group.become(consumers)
         return effects
 
     def sync(self, request: Sync, waiter: Waiter, now_ms: int) -> list[Effect]:
@@ -229,6 +243,8 @@ class Coordinator:
         group = self._groups.get(request.group_id)
         if group is None:
             return [Reply(waiter, GroupError.UNKNOWN_MEMBER_ID)]
+        if group.consumers is not None:
+            return classicmembers.sync(group, request, waiter, self._around(now_ms))
         return membership.sync(group, request, waiter, now_ms, rules=self._rules)
 
     def heartbeat(
@@ -239,6 +255,8 @@ class Coordinator:
         group = self._groups.get(group_id)
         if group is None:
             return GroupError.UNKNOWN_MEMBER_ID, []
+        if group.consumers is not None:
+            return classicmembers.heartbeat(group, member_id, instance_id, generation, self._around(now_ms))
         return membership.heartbeat(group, member_id, instance_id, generation, now_ms, rules=self._rules)
 
     def leave(
@@ -248,6 +266,8 @@ class Coordinator:
         group = self._groups.get(group_id)
         if group is None:
             return [GroupError.UNKNOWN_MEMBER_ID] * len(members), []
+        if group.consumers is not None:
+            return classicmembers.leave(group, members, self._around(now_ms))
         results, effects = membership.leave(group, members, now_ms, rules=self._rules)
         self._drop_if_dead(group)
         return results, effects
@@ -394,11 +414,10 @@ class Coordinator:
 
 
 def _check_protocol(group: Group | None, request: Beat) -> BeatRefused | None:
-    """Only who joins makes a group, and only an empty one changes its protocol."""
+    """Only who joins makes a group, or one that has another protocol one of this."""
     if group is not None and group.consumers is not None:
         return None
-    joins = request.member_epoch == 0
-    if joins and (group is None or group.state == EMPTY):
+    if request.member_epoch == 0:
         return None
     if group is None:
         text = f"there is no group {request.group_id}"
@@ -423,20 +442,11 @@ def _leave_consumers(group: Group) -> list[Effect]:
     """Makes an empty group one of the classic protocol."""
     assert group.consumers is not None
     effects: list[Effect] = [Store(group, group.consumers.tombstones())]
+    group.owed = tuple(dict.fromkeys([*group.consumers.unsure, *group.consumers.facts()]))
     group.consumers = None
     group.protocol_type = ""
     group.state_ms = -1
     return effects
-
-
-def _become(group: Group, consumers: ConsumerGroup) -> None:
-    """Makes a group without members one of the consumer protocol."""
-    group.consumers = consumers
-    group.protocol_type = CONSUMER
-    group.generation = 0
-    group.protocol = None
-    group.leader = None
-    group.topics = None
 
 
 def _restore(group: Group, stored: StoredGroup) -> None:

@@ -234,7 +234,21 @@ class RevocationEnds:
     member_id: str
 
 
-Timeout = SessionEnds | PendingEnds | DelayEnds | JoinEnds | SyncEnds | RevocationEnds
+@attrs.frozen
+class RejoinEnds:
+    """A member of the classic protocol in a consumer group was told to join again, and has not."""
+
+    member_id: str
+
+
+@attrs.frozen
+class FirstSyncEnds:
+    """Such a member has joined, and has not asked for its assignment."""
+
+    member_id: str
+
+
+Timeout = SessionEnds | PendingEnds | DelayEnds | JoinEnds | SyncEnds | RevocationEnds | RejoinEnds | FirstSyncEnds
 
 
 # -- what becomes true once records are on disk ----------------------------------------------------------------------
@@ -350,6 +364,22 @@ class RevocationEnded:
     member_id: str
 
 
+@attrs.frozen
+class LateMemberRemoved:
+    """A member of the classic protocol in a consumer group did not join again, or ask for its assignment, in time."""
+
+    group_id: str
+    member_id: str
+
+
+@attrs.frozen
+class GroupConverted:
+    """A group with members goes on by another protocol. to: "consumer" or "classic"."""
+
+    group_id: str
+    to: str
+
+
 @attrs.frozen(kw_only=True)
 class GroupFormed:
     group_id: str
@@ -374,7 +404,16 @@ class SessionEnded:
     member_id: str
 
 
-Event = GroupFormed | GroupRebalances | GroupEmptied | SessionEnded | TargetsChanged | RevocationEnded
+Event = (
+    GroupFormed
+    | GroupRebalances
+    | GroupEmptied
+    | SessionEnded
+    | TargetsChanged
+    | RevocationEnded
+    | LateMemberRemoved
+    | GroupConverted
+)
 Effect = Reply | Store | At | Cancel | Event
 
 
@@ -383,7 +422,9 @@ class Rules:
     """Limits and delays, by the names of Kafka's settings.
 
     rebalance_delay_ms: how long the first members of a group wait for others. consumer_...: of groups of the consumer
-    protocol, whose members are told these times by the coordinator.
+    protocol, whose members are told these times by the coordinator. may_upgrade, may_downgrade: whether a group with
+    members goes from the classic protocol to that one, and back. member_max_bytes, members_max_bytes: of what a member
+    says of itself in the protocols it offers, or is assigned by its leader; and of all members of a group.
     """
 
     min_session_timeout_ms: int
@@ -393,3 +434,12 @@ class Rules:
     consumer_session_timeout_ms: int = 45_000
     consumer_heartbeat_interval_ms: int = 5_000
     consumer_max_size: int = 2**31 - 1
+    member_max_bytes: int = 1 << 20
+    members_max_bytes: int = 16 << 20
+    may_upgrade: bool = False
+    may_downgrade: bool = False
+
+    @property
+    def may_mix(self) -> bool:
+        """Whether members of both protocols may be in one group."""
+        return self.may_upgrade or self.may_downgrade

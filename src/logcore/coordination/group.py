@@ -9,7 +9,8 @@ A group's states and what moves it from one to the next (wire protocol section 7
     Empty                --deleted, or expired-->  Dead: no request finds it any more
 
 A group of the consumer protocol (KIP-848) has its members and states in `consumers`; `state` says how these stand.
-An Empty group may change its protocol. Its offsets stay what they are.
+A group may change its protocol: one that is Empty at any time, one with members as classicmembers.py says. Its
+offsets stay what they are.
 
 Which change follows on what is decided in membership.py and offsets.py. Nothing here asks for an effect.
 """
@@ -22,7 +23,7 @@ from typing import Final
 
 import attrs
 
-from logcore.coordination.consumergroup import ConsumerGroup
+from logcore.coordination.consumergroup import ConsumerGroup, Fact, fact_key
 from logcore.coordination.effects import (
     DelayEnds,
     GroupError,
@@ -94,8 +95,9 @@ class Group:
     topics: what its members subscribe to, None when that cannot be known. storing: how many commits of each offset are
     on their way to the disk. unstable: producer id -> what its open transaction would commit, with the order of its
     record; order: how many commits of the group were told to be stored; applied: of which of these an offset is, none
-    for what was there at the start. consumers: of a group of the consumer protocol. is_first: the rebalance under way
-    began in an empty group. join_timer, sync_timer: those that are set.
+    for what was there at the start. consumers: of a group of the consumer protocol. owed: facts that the disk may still
+    have of a time in that protocol; they are deleted with the next record of the group. is_first: the rebalance under
+    way began in an empty group. join_timer, sync_timer: those that are set.
     """
 
     group_id: str
@@ -118,6 +120,7 @@ class Group:
     order: int = 0
     applied: dict[OffsetKey, int] = attrs.Factory(dict[OffsetKey, int])
     consumers: ConsumerGroup | None = None
+    owed: tuple[Fact, ...] = ()
     is_first: bool = False
     has_newcomer: bool = False
     join_timer: JoinEnds | DelayEnds | None = None
@@ -312,7 +315,27 @@ class Group:
         )
         return group_key(self.group_id), group_value(stored)
 
+    def records(self, assignments: Mapping[str, bytes] | None = None) -> tuple[GroupRecord, ...]:
+        """record(), after those that delete what is owed."""
+        return (*self.owed_records(), self.record(assignments))
+
+    def owed_records(self) -> tuple[GroupRecord, ...]:
+        return tuple((fact_key(self.group_id, fact), None) for fact in self.owed)
+
     # -- small changes
+
+    def become(self, consumers: ConsumerGroup) -> None:
+        """Makes it one of the consumer protocol. Nobody waits for anything in it."""
+        self.consumers = consumers
+        self.owed = ()
+        self.protocol_type = CONSUMER
+        self.generation = 0
+        self.protocol = None
+        self.leader = None
+        self.topics = None
+        self.members = {}
+        self.static = {}
+        self.unsynced = set()
 
     def enter(self, state: str, now_ms: int) -> None:
         self.state = state

@@ -38,8 +38,13 @@ from logcore.coordination.effects import (
     Cancel,
     ConsumersChanged,
     Effect,
+    FirstSyncEnds,
     GroupEmptied,
     GroupError,
+    Joined,
+    JoinRefused,
+    LateMemberRemoved,
+    RejoinEnds,
     Reply,
     Result,
     RevocationEnded,
@@ -119,38 +124,48 @@ def _flaw(beat: Beat, may_lack_id: bool) -> str:
 
 
 def beat(
-    group: Group, request: Beat, waiter: Waiter, around: Surroundings, *, was_classic: bool = False
+    group: Group, request: Beat, waiter: Waiter, around: Surroundings, *, owed: Iterable[Fact] = ()
 ) -> list[Effect]:
     """What follows on a heartbeat that check_beat() passed. A refused one changes nothing.
 
-    was_classic: the group has a record of the classic protocol, which goes with the first step.
+    owed: facts of which the disk says something else, since the group was of the classic protocol. Their records go
+    with those of the first step that is not refused.
     """
-    step = _Step(group, around)
+    step = Step(group, around)
     try:
-        if was_classic:
-            step.forget_classic()
         result: Result = step.beat(request)
-    except _Refused as refused:
+    except Refused as refused:
         step.take_back()
         result = refused.result
+    else:
+        step.consumers.unsure.update(dict.fromkeys(owed))
     step.finish([(waiter, result)])
     return step.effects
 
 
-def timed_out(group: Group, timeout: SessionEnds | RevocationEnds, around: Surroundings) -> list[Effect]:
+def timed_out(
+    group: Group, timeout: SessionEnds | RevocationEnds | RejoinEnds | FirstSyncEnds, around: Surroundings
+) -> list[Effect]:
     """The time of an At has come."""
-    step = _Step(group, around)
-    if isinstance(timeout, SessionEnds):
-        step.end_session(timeout.member_id)
-    else:
-        step.end_revocation(timeout.member_id)
+    step = Step(group, around)
+    match timeout:
+        case SessionEnds(member_id):
+            step.end_session(member_id)
+        case RevocationEnds(member_id):
+            step.end_revocation(member_id)
+        case RejoinEnds(member_id):
+            step.consumers.rejoins.discard(member_id)
+            step.remove_late(member_id)
+        case FirstSyncEnds(member_id):
+            step.consumers.syncs.discard(member_id)
+            step.remove_late(member_id)
     step.finish([])
     return step.effects
 
 
 def stored(group: Group, error: GroupError | None, around: Surroundings) -> list[Effect]:
     """The records of some steps are on disk, or could not be stored."""
-    step = _Step(group, around)
+    step = Step(group, around)
     if group.state == DEAD:
         step.answer_stored(error or GroupError.NOT_COORDINATOR)
     elif error is None:
@@ -164,7 +179,7 @@ def begin_sessions(group: Group, around: Surroundings) -> list[Effect]:
     """Begins the sessions of all members of a group that was read from disk, and the time that they have to give up
     partitions.
     """
-    step = _Step(group, around)
+    step = Step(group, around)
     step.settle_timers([(Kind.CURRENT, member_id) for member_id in step.consumers.members])
     return step.effects
 
@@ -176,26 +191,46 @@ def bury(group: Group) -> list[Effect]:
     effects: list[Effect] = []
     consumers = group.consumers
     if consumers is not None:
-        effects += [Cancel(group, SessionEnds(member_id)) for member_id in consumers.timers_ms]
-        effects += [Cancel(group, RevocationEnds(member_id)) for member_id in sorted(consumers.revocations)]
-        consumers.timers_ms.clear()
-        consumers.revocations.clear()
-        refused = BeatRefused(GroupError.NOT_COORDINATOR, "the group is gone")
+        effects += forget_timers(group, consumers)
         for written in consumers.queued:
-            effects += [Reply(waiter, refused) for waiter, _ in written.answers]
+            for waiter, result in written.answers:
+                effects.append(Reply(waiter, refusal(result, GroupError.NOT_COORDINATOR, "the group is gone")))
         consumers.queued.clear()
     return effects + membership.bury(group)
 
 
-class _Refused(Exception):
+def forget_timers(group: Group, consumers: ConsumerGroup) -> list[Effect]:
+    """Cancels those of all members."""
+    effects: list[Effect] = [Cancel(group, SessionEnds(member_id)) for member_id in consumers.timers_ms]
+    effects += [Cancel(group, RevocationEnds(member_id)) for member_id in sorted(consumers.revocations)]
+    effects += [Cancel(group, RejoinEnds(member_id)) for member_id in sorted(consumers.rejoins)]
+    effects += [Cancel(group, FirstSyncEnds(member_id)) for member_id in sorted(consumers.syncs)]
+    consumers.timers_ms.clear()
+    consumers.revocations.clear()
+    consumers.rejoins.clear()
+    consumers.syncs.clear()
+    return effects
+
+
+def refusal(result: Result, error: GroupError, text: str) -> Result:
+    """In place of a result, in the words of the request that it would have answered."""
+    if isinstance(result, Beaten | BeatRefused):
+        return BeatRefused(error, text)
+    if isinstance(result, Joined | JoinRefused):
+        return JoinRefused(error, "")
+    return error
+
+
+class Refused(Exception):
     """A step ends, and what it changed is taken back."""
 
     def __init__(self, error: GroupError, text: str) -> None:
         super().__init__(text)
+        self.error = error
         self.result = BeatRefused(error, text)
 
 
-class _Step:
+class Step:
     """One transition under way: the group it changes, its time, and the effects so far."""
 
     def __init__(self, group: Group, around: Surroundings) -> None:
@@ -213,9 +248,6 @@ class _Step:
         self._written.before.append((fact, self.consumers.value_of(fact)))
         self._written.records.append(self.consumers.record(fact, value))
         self.consumers.put(fact, value)
-
-    def forget_classic(self) -> None:
-        self._put((Kind.CLASSIC, ""), None)
 
     def take_back(self) -> None:
         """Undoes what this step changed so far."""
@@ -289,11 +321,12 @@ class _Step:
         self._enter()
 
     def answer_stored(self, error: GroupError | None) -> None:
-        refused = None
-        if error is not None:
-            refused = BeatRefused(error, "the group's records could not be stored")
         for written in self.consumers.storing:
-            self.effects += [Reply(waiter, refused or result) for waiter, result in written.answers]
+            for waiter, result in written.answers:
+                told = result
+                if error is not None:
+                    told = refusal(result, error, "the group's records could not be stored")
+                self.effects.append(Reply(waiter, told))
         self.consumers.storing = []
 
     # -- timers
@@ -311,6 +344,8 @@ class _Step:
                 self._renew(name)
             if kind is Kind.CURRENT:
                 self._settle_revocation(name)
+            if not consumers.is_classic(name):
+                self._forget_classic_timers(name)
 
     def _settle_revocation(self, member_id: str) -> None:
         consumers = self.consumers
@@ -331,13 +366,34 @@ class _Step:
             consumers.revocations.remove(member_id)
             self.effects.append(Cancel(self.group, RevocationEnds(member_id)))
 
+        self._forget_classic_timers(member_id)
+
+    def _forget_classic_timers(self, member_id: str) -> None:
+        self.stop_rejoin(member_id)
+        self.stop_sync(member_id)
+
+    def stop_rejoin(self, member_id: str) -> None:
+        if member_id in self.consumers.rejoins:
+            self.consumers.rejoins.remove(member_id)
+            self.effects.append(Cancel(self.group, RejoinEnds(member_id)))
+
+    def stop_sync(self, member_id: str) -> None:
+        if member_id in self.consumers.syncs:
+            self.consumers.syncs.remove(member_id)
+            self.effects.append(Cancel(self.group, FirstSyncEnds(member_id)))
+
     def _renew(self, member_id: str) -> None:
         """Begins a session again. A timer that comes too early is left, and sets itself again, so that most heartbeats
         set none.
         """
-        deadline_ms = self.around.now_ms + self.around.rules.consumer_session_timeout_ms
+        timeout_ms = self.around.rules.consumer_session_timeout_ms
+        classic = self.consumers.members[member_id].classic
+        if classic is not None:
+            timeout_ms = classic.session_timeout_ms
+        deadline_ms = self.around.now_ms + timeout_ms
         self.consumers.deadlines_ms[member_id] = deadline_ms
-        if member_id not in self.consumers.timers_ms:
+        timer_ms = self.consumers.timers_ms.get(member_id)
+        if timer_ms is None or timer_ms > deadline_ms:
             self._set_session(member_id, deadline_ms)
 
     def _set_session(self, member_id: str, deadline_ms: int) -> None:
@@ -359,6 +415,10 @@ class _Step:
         self._events.append(RevocationEnded(self.group.group_id, member_id))
         self._remove(member_id)
 
+    def remove_late(self, member_id: str) -> None:
+        self._events.append(LateMemberRemoved(self.group.group_id, member_id))
+        self._remove(member_id)
+
     # -- a heartbeat
 
     def beat(self, request: Beat) -> Beaten:
@@ -367,14 +427,14 @@ class _Step:
         consumers = self.consumers
         member_id = request.member_id
         if member_id not in consumers.members and len(consumers.members) >= self.around.rules.consumer_max_size:
-            raise _Refused(GroupError.GROUP_MAX_SIZE_REACHED, "the group has all the members that it may have")
+            raise Refused(GroupError.GROUP_MAX_SIZE_REACHED, "the group has all the members that it may have")
         if request.instance_id is None:
             self._check_dynamic(request)
         else:
             self._check_static(request, request.instance_id)
         before = consumers.current(member_id)
         if not consumers.accepts_epoch(member_id, request.member_epoch, request.owned):
-            raise _Refused(
+            raise Refused(
                 GroupError.FENCED_MEMBER_EPOCH,
                 f"the member is at epoch {before.member_epoch}, not at {request.member_epoch}",
             )
@@ -392,12 +452,14 @@ class _Step:
         )
 
     def _check_dynamic(self, request: Beat) -> None:
-        if request.member_epoch != _JOINS and request.member_id not in self.consumers.members:
-            raise _unknown(request.member_id)
+        is_known = request.member_id in self.consumers.members
+        if self.consumers.is_classic(request.member_id) or (request.member_epoch != _JOINS and not is_known):
+            raise unknown(request.member_id)
 
     def _check_static(self, request: Beat, instance_id: str) -> None:
-        """Who joins takes the place of a member that left for a while. Kafka refuses also a member that repeats its
-        own joining because the answer was lost; it would have to wait for the end of its session.
+        """Who joins takes the place of a member that left for a while, or of one of the classic protocol, which never
+        says so. Kafka refuses also a member that repeats its own joining because the answer was lost; it would have to
+        wait for the end of its session.
         """
         consumers = self.consumers
         if request.member_epoch != _JOINS:
@@ -406,10 +468,13 @@ class _Step:
         holder = consumers.static.get(instance_id)
         if holder is None:
             return
+        if consumers.is_classic(holder):
+            self._replace(holder, request.member_id)
+            return
         if holder == request.member_id and consumers.accepts_epoch(holder, _JOINS, request.owned):
             return
         if consumers.current(holder).member_epoch != AWAY:
-            raise _Refused(
+            raise Refused(
                 GroupError.UNRELEASED_INSTANCE_ID, f"member {holder} is instance {instance_id} and has not left"
             )
         self._replace(holder, request.member_id)
@@ -417,14 +482,14 @@ class _Step:
     def _check_identity(self, request: Beat) -> None:
         error = self.consumers.check_member(request.member_id, request.instance_id)
         if error is GroupError.FENCED_INSTANCE_ID:
-            raise _Refused(error, f"another member is instance {request.instance_id}")
-        if error is not None:
-            raise _unknown(request.member_id)
+            raise Refused(error, f"another member is instance {request.instance_id}")
+        if error is not None or self.consumers.is_classic(request.member_id):
+            raise unknown(request.member_id)
 
     def _replace(self, old_id: str, new_id: str) -> None:
         """Gives one member all that another had, which joins again."""
         consumers = self.consumers
-        member = consumers.members[old_id]
+        member = attrs.evolve(consumers.members[old_id], classic=None)
         target = consumers.targets.get(old_id, NOTHING)
         current = attrs.evolve(consumers.current(old_id), member_epoch=0)
         self._delete_member(old_id)
@@ -459,7 +524,7 @@ class _Step:
                 try:
                     self._resolve(member.pattern)
                 except ValueError as error:
-                    raise _Refused(GroupError.INVALID_REGULAR_EXPRESSION, str(error)) from error
+                    raise Refused(GroupError.INVALID_REGULAR_EXPRESSION, str(error)) from error
         return (member.topic_names, member.pattern) != (known.topic_names, known.pattern)
 
     # -- topics
@@ -518,7 +583,7 @@ class _Step:
     def _reconcile(self, member_id: str, owned: Partitions | None) -> Current:
         current = self.consumers.reconciled(member_id, owned)
         if current is None:
-            raise _Refused(GroupError.FENCED_MEMBER_EPOCH, "the member is to join again")
+            raise Refused(GroupError.FENCED_MEMBER_EPOCH, "the member is to join again")
         if current != self.consumers.currents.get(member_id):
             self._put((Kind.CURRENT, member_id), current)
         return current
@@ -563,8 +628,8 @@ def _fitting(queued: list[Written]) -> int:
     return len(queued)
 
 
-def _unknown(member_id: str) -> _Refused:
-    return _Refused(GroupError.UNKNOWN_MEMBER_ID, f"member {member_id} is not in the group")
+def unknown(member_id: str) -> Refused:
+    return Refused(GroupError.UNKNOWN_MEMBER_ID, f"member {member_id} is not in the group")
 
 
 def _is_whole(request: Beat) -> bool:

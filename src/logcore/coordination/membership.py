@@ -11,7 +11,7 @@ Each function changes one group and returns the effects. If the group is Dead af
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -22,6 +22,7 @@ from logcore.coordination.effects import (
     Cancel,
     DelayEnds,
     Effect,
+    FirstSyncEnds,
     GroupEmptied,
     GroupError,
     GroupFormed,
@@ -30,6 +31,7 @@ from logcore.coordination.effects import (
     JoinEnds,
     JoinRefused,
     PendingEnds,
+    RejoinEnds,
     Replaced,
     Reply,
     Result,
@@ -70,7 +72,26 @@ def check_join(request: Join, rules: Rules) -> GroupError | None:
         return GroupError.INVALID_REQUEST
     if any(is_too_long(name) for name, _ in request.protocols):
         return GroupError.INVALID_REQUEST
+    if size_of(request.protocols) > rules.member_max_bytes:
+        return GroupError.INVALID_REQUEST
     return None
+
+
+def size_of(protocols: Iterable[tuple[str, bytes]]) -> int:
+    """Bytes of what a member says of itself."""
+    return sum(len(name) + len(metadata) for name, metadata in protocols)
+
+
+def are_assignments_too_large(assignments: Mapping[str, bytes], rules: Rules) -> bool:
+    sizes = [len(assignment) for assignment in assignments.values()]
+    return max(sizes, default=0) > rules.member_max_bytes or sum(sizes) > rules.members_max_bytes
+
+
+def made_id(request: Join, new_id: Callable[[], str]) -> str:
+    """The id of a member that has none yet."""
+    if request.instance_id is None:
+        return f"{request.client_id[:_CLIENT_ID_CHARACTERS]}-{new_id()}"
+    return f"{request.instance_id}-{new_id()}"
 
 
 # -- transitions -----------------------------------------------------------------------------------------------------
@@ -134,7 +155,7 @@ def timed_out(group: Group, timeout: Timeout, now_ms: int, *, rules: Rules) -> l
         case SyncEnds(generation):
             group.sync_timer = None
             step.end_syncs(generation)
-        case RevocationEnds():
+        case RevocationEnds() | RejoinEnds() | FirstSyncEnds():
             raise AssertionError("members of this protocol have no such timer")
     return step.effects
 
@@ -161,6 +182,15 @@ def begin_sessions(group: Group, now_ms: int, *, rules: Rules) -> list[Effect]:
     return step.effects
 
 
+def begin_anew(group: Group, now_ms: int, *, rules: Rules) -> list[Effect]:
+    """Begins the sessions of all members, and a rebalance: they are to join again."""
+    step = Step(group, rules, now_ms)
+    for member in group.members.values():
+        step.renew(member)
+    step.prepare()
+    return step.effects
+
+
 def turn_away(group: Group) -> list[Effect]:
     """Ends what members wait for: another coordinator is to be asked."""
     step = Step(group, None, 0)
@@ -179,13 +209,27 @@ def forget_pending(group: Group) -> list[Effect]:
 
 def bury(group: Group) -> list[Effect]:
     """Makes a group Dead, with all its timers, and answers no request."""
+    effects = forget_timers(group)
+    group.state = DEAD
+    return effects
+
+
+def forget_timers(group: Group) -> list[Effect]:
     step = Step(group, None, 0)
     for member in group.members.values():
         step.cancel_session(member)
     step.effects += forget_pending(group)
     step.cancel_join_timer()
     step.cancel_sync_timer()
-    group.state = DEAD
+    return step.effects
+
+
+def end_rebalance(group: Group) -> list[Effect]:
+    """Tells all who wait for others to join again."""
+    step = Step(group, None, 0)
+    for member in group.members.values():
+        step.end_join(member, GroupError.REBALANCE_IN_PROGRESS)
+        step.end_sync(member, GroupError.REBALANCE_IN_PROGRESS)
     return step.effects
 
 
@@ -216,6 +260,8 @@ class Step:
                 self.remove(group.members[member_id])
                 self.rebalance_after_loss()
             self.reply(waiter, JoinRefused(GroupError.GROUP_MAX_SIZE_REACHED, ""))
+        elif self._is_too_much(request):
+            self.reply(waiter, JoinRefused(GroupError.INVALID_REQUEST, member_id))
         elif not group.supports(request.protocol_type, (name for name, _ in request.protocols)):
             self.reply(waiter, JoinRefused(GroupError.INCONSISTENT_GROUP_PROTOCOL, member_id))
         elif not member_id:
@@ -229,18 +275,23 @@ class Step:
             else:
                 self._join_known(group.members[member_id], request, waiter)
 
+    def _is_too_much(self, request: Join) -> bool:
+        """Whether the members would say more of themselves than a group may keep in memory."""
+        others = [member for member in self.group.members.values() if member.member_id != request.member_id]
+        total = size_of(request.protocols) + sum(size_of(member.protocols) for member in others)
+        return total > self.rules.members_max_bytes
+
     def _join_unknown(self, request: Join, waiter: Waiter, new_id: Callable[[], str]) -> None:
         group = self.group
         instance_id = request.instance_id
+        member_id = made_id(request, new_id)
         if instance_id is None:
-            member_id = f"{request.client_id[:_CLIENT_ID_CHARACTERS]}-{new_id()}"
             if request.takes_id_first:
                 group.pending.add(member_id)
                 self.effects.append(At(group, PendingEnds(member_id), self.now_ms + request.session_timeout_ms))
                 self.reply(waiter, JoinRefused(GroupError.MEMBER_ID_REQUIRED, member_id))
                 return
         else:
-            member_id = f"{instance_id}-{new_id()}"
             present = group.static.get(instance_id)
             if present is not None:
                 self._replace_static(group.members[present], member_id, request, waiter)
@@ -319,7 +370,7 @@ class Step:
             return
         group.topics = group.subscribed()
         done = Replaced(old, member, waiter, group.generation, leader_before, request.may_skip_assignment)
-        self.effects.append(Store(group, (group.record(),), done))
+        self.effects.append(Store(group, group.records(), done))
 
     def replaced(self, done: Replaced, error: GroupError | None) -> None:
         group = self.group
@@ -426,7 +477,7 @@ class Step:
         group.topics = group.subscribed()
         group.enter(EMPTY, self.now_ms)
         self.effects.append(GroupEmptied(group.group_id))
-        self.effects.append(Store(group, (group.record(),)))
+        self.effects.append(Store(group, group.records()))
 
     def _begin_generation(self) -> None:
         group = self.group
@@ -463,6 +514,8 @@ class Step:
     def sync(self, request: Sync, waiter: Waiter) -> None:
         group = self.group
         error = self._check_sync(request)
+        if error is None and are_assignments_too_large(request.assignments, self.rules):
+            error = GroupError.INVALID_REQUEST
         if error is not None:
             self.reply(waiter, error)
             return
@@ -479,7 +532,7 @@ class Step:
         member.syncing = waiter
         if group.leader == member.member_id:
             done = Assigned(group.generation, request.assignments)
-            self.effects.append(Store(group, (group.record(request.assignments),), done))
+            self.effects.append(Store(group, group.records(request.assignments), done))
 
     def _check_sync(self, request: Sync) -> GroupError | None:
         group = self.group

@@ -67,7 +67,8 @@ def _check_consumer(group: Group, member_epoch: int, member_id: str, knows_epoch
     if member_epoch < 0 and group.state == EMPTY:
         return None
     error = group.consumers.check_epoch(member_id, member_epoch)
-    if error is not GroupError.UNKNOWN_MEMBER_ID and not knows_epochs:
+    is_told = knows_epochs or group.consumers.is_classic(member_id)
+    if error is not GroupError.UNKNOWN_MEMBER_ID and not is_told:
         return GroupError.UNSUPPORTED_VERSION
     return error
 
@@ -161,7 +162,7 @@ def delete_group(group: Group, waiter: Waiter | None) -> list[Effect]:
     """Makes an empty group Dead and deletes its records."""
     assert group.state == EMPTY, group.state
     keys = group.offset_keys()
-    own: tuple[GroupRecord, ...] = ((group_key(group.group_id), None),)
+    own: tuple[GroupRecord, ...] = (*group.owed_records(), (group_key(group.group_id), None))
     if group.consumers is not None:
         own = group.consumers.tombstones()
     records = (*_tombstones(group, keys), *own)

@@ -91,9 +91,19 @@ class GroupEpoch:
     metadata_hash: int = 0
 
 
+@attrs.frozen
+class ClassicMember:
+    """What a member of the classic protocol says beside. protocols: name and metadata of each, the best one first."""
+
+    session_timeout_ms: int
+    protocols: tuple[tuple[str, bytes], ...]
+
+
 @attrs.frozen(kw_only=True)
 class ConsumerMember:
-    """What a member says of itself. pattern: a regular expression of topics."""
+    """What a member says of itself. pattern: a regular expression of topics. classic: of one that speaks the classic
+    protocol, in a group that goes from one protocol to the other.
+    """
 
     instance_id: str | None = None
     rack_id: str | None = None
@@ -103,6 +113,7 @@ class ConsumerMember:
     pattern: str | None = None
     rebalance_timeout_ms: int = -1
     assignor: str | None = None
+    classic: ClassicMember | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -183,9 +194,23 @@ def _member(member: ConsumerMember) -> bytes:
         _text(member.pattern or ""),
         _INT.pack(member.rebalance_timeout_ms),
         _text(member.assignor),
-        b"\1\0\1\0",  # tag 0, of one byte: that there are no facts of the classic protocol. Kafka writes it out
+        _classic(member.classic),
     )
     return b"".join(parts)
+
+
+def _classic(classic: ClassicMember | None) -> bytes:
+    """The tagged fields of a member: tag 0, a struct that begins with whether there is one. Kafka writes out that there
+    is none.
+    """
+    if classic is None:
+        struct_bytes = b"\0"
+    else:
+        parts = [b"\1", _INT.pack(classic.session_timeout_ms), _length(len(classic.protocols) + 1)]
+        for name, metadata in classic.protocols:
+            parts += (_text(name), _length(len(metadata) + 1), metadata, b"\0")
+        struct_bytes = b"".join((*parts, b"\0"))
+    return b"\1\0" + _length(len(struct_bytes)) + struct_bytes
 
 
 def _length(number: int) -> bytes:
@@ -287,14 +312,23 @@ def _read_member(fields: _Fields) -> ConsumerMember:
         pattern=fields.nullable_text() or None,
         rebalance_timeout_ms=fields.number(_INT),
         assignor=fields.nullable_text(),
+        classic=_read_classic(fields.tags().get(0, b"\0")),
     )
+
+
+def _read_classic(data: bytes) -> ClassicMember | None:
+    fields = _Fields(data, 0)
+    if not fields.byte():
+        return None
+    session_timeout_ms = fields.number(_INT)
+    return ClassicMember(session_timeout_ms, fields.protocols())
 
 
 def described_consumers(key: bytes | None, value: bytes | None) -> dict[str, Any] | None:
     """A record as a dict that JSON can express; None for one that is not understood.
 
     {"group", "kind": by the names of Kind, in small letters, "name": of the member or the pattern, "value": the fields,
-    or None}. Partitions are lists by the id of their topic.
+    or None}. Partitions are lists by the id of their topic; of classic protocols there are the names.
     """
     name = None
     if key is not None:
@@ -321,6 +355,8 @@ def _shown(value: Any) -> Any:
             return shown
         case MemberState():
             return value.name.lower()
+        case ClassicMember(session_timeout_ms, protocols):
+            return {"session_timeout_ms": session_timeout_ms, "protocols": [name for name, _ in protocols]}
         case GroupEpoch() | ConsumerMember() | Current() | Resolved():
             return {field.name: _shown(getattr(value, field.name)) for field in attrs.fields(type(value))}
         case tuple():
@@ -375,6 +411,14 @@ class _Fields:
 
     def texts(self) -> tuple[str, ...]:
         return tuple(self.text() for _ in range(self._count()))
+
+    def protocols(self) -> tuple[tuple[str, bytes], ...]:
+        found = []
+        for _ in range(self._count()):
+            name = self.text()
+            found.append((name, self._taken(self._varint() - 1)))
+            self.tags()
+        return tuple(found)
 
     def partitions(self) -> Partitions:
         found = []

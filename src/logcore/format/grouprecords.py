@@ -337,21 +337,29 @@ def _read_member(fields: _Fields, version: int) -> StoredMember:
 
 class Subscription(NamedTuple):
     """What a consumer tells its group. owned: (topic, partition) pairs that it still has. generation: in which it got
-    them, -1 when it does not say.
+    them, -1 when it does not say. rack_id: where it runs.
     """
 
     topics: tuple[str, ...]
     user_data: bytes | None = None
     owned: tuple[tuple[str, int], ...] = ()
     generation: int = -1
+    rack_id: str | None = None
+
+
+class Assignment(NamedTuple):
+    """What the leader of a group hands to a member. user_data: of an assignor that has more to say than partitions."""
+
+    partitions: tuple[tuple[str, int], ...]
+    user_data: bytes | None = None
 
 
 def subscription_value(subscription: Subscription) -> bytes:
-    """As Kafka's clients join with it, without a rack."""
+    """As Kafka's clients join with it."""
     parts = [b"\0\3", _INT.pack(len(subscription.topics)), *map(_text, subscription.topics)]
     parts.append(_nullable_blob(subscription.user_data))
     parts.append(_partitions(subscription.owned))
-    parts += (_INT.pack(subscription.generation), _text(None))
+    parts += (_INT.pack(subscription.generation), _text(subscription.rack_id))
     return b"".join(parts)
 
 
@@ -393,9 +401,17 @@ def read_subscription(data: bytes) -> Subscription | None:
 
 def read_assignment(data: bytes) -> tuple[tuple[str, int], ...] | None:
     """(topic, partition) pairs; None for bytes that are no assignment. No bytes at all are one of nothing."""
+    found = read_whole_assignment(data)
+    if found is None:
+        return None
+    return found.partitions
+
+
+def read_whole_assignment(data: bytes) -> Assignment | None:
+    """As read_assignment(), with what the assignor hands on beside."""
     if data:
         return _understood(_read_assignment, data)
-    return ()
+    return Assignment(())
 
 
 def _read_subscription(data: bytes) -> Subscription | None:
@@ -413,18 +429,17 @@ def _read_subscription(data: bytes) -> Subscription | None:
     generation = -1
     if version >= 2:
         generation = fields.number(_INT)
+    rack_id = None
     if version >= 3:
-        fields.nullable_text()  # the rack
-    return Subscription(topics, user_data, owned, generation)
+        rack_id = fields.nullable_text()
+    return Subscription(topics, user_data, owned, generation, rack_id)
 
 
-def _read_assignment(data: bytes) -> tuple[tuple[str, int], ...] | None:
+def _read_assignment(data: bytes) -> Assignment | None:
     fields = _Fields(data)
     if fields.number(_SHORT) < 0:
         return None
-    found = _read_partitions(fields)
-    fields.nullable_blob()  # user data
-    return found
+    return Assignment(_read_partitions(fields), fields.nullable_blob())
 
 
 def _read_partitions(fields: _Fields) -> tuple[tuple[str, int], ...]:

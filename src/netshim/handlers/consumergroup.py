@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 #: Since which version members bring an id of their own.
 _OWN_ID_SINCE: Final = 1
-#: What kind of member one is: 0 would be one of the classic protocol in such a group.
+#: What kind of member one is.
+_CLASSIC_MEMBER: Final = 0
 _CONSUMER_MEMBER: Final = 1
 
 
@@ -159,7 +160,7 @@ def _described_member(
         subscribed_topic_regex=member.pattern or "",
         assignment=_assignment(current.assigned, state),
         target_assignment=_assignment(consumers.targets.get(member_id, NOTHING), state),
-        member_type=_CONSUMER_MEMBER,
+        member_type=_CLASSIC_MEMBER if consumers.is_classic(member_id) else _CONSUMER_MEMBER,
     )
 
 

@@ -1,0 +1,112 @@
+"""What members of a group may say of themselves and be assigned: limits of bytes, so that memory is bounded.
+
+Kafka has none. The limits here are small, so that the tests are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from logcore.coordination.effects import GroupError, Join, Joined, JoinRefused, Rules, Sync, Synced
+from logcore.format.grouprecords import Subscription, subscription_value
+from support.consumerworld import World
+
+WANTS = subscription_value(Subscription(("t",)))
+
+
+@pytest.fixture
+def world() -> World:
+    return World(member_max_bytes=100, members_max_bytes=250)
+
+
+def join(world: World, size: int, member_id: str = "") -> Any:
+    """A member that says `size` bytes of itself joins, or joins again."""
+    request = Join(
+        group_id="g",
+        member_id=member_id,
+        instance_id=None,
+        client_id="c",
+        client_host="/h",
+        protocol_type="consumer",
+        protocols=(("some", WANTS.ljust(size - len("some"), b"\0")),),
+        session_timeout_ms=10_000,
+        rebalance_timeout_ms=10_000,
+        takes_id_first=False,
+        may_skip_assignment=False,
+    )
+    world.waiters += 1
+    waiter = world.waiters
+    world.act(world.coordinator.join(request, waiter, world.now_ms))
+    return world.replies.get(waiter)
+
+
+def sync(world: World, joined: Joined, assignments: Mapping[str, bytes]) -> Any:
+    request = Sync(
+        group_id="g",
+        member_id=joined.member_id,
+        instance_id=None,
+        generation=joined.generation,
+        assignments=assignments,
+    )
+    world.waiters += 1
+    waiter = world.waiters
+    world.act(world.coordinator.sync(request, waiter, world.now_ms))
+    return world.replies.get(waiter)
+
+
+@pytest.mark.parametrize(("size", "is_taken"), [(100, True), (101, False)])
+def test_a_member_may_say_so_much_of_itself(world: World, size: int, is_taken: bool) -> None:
+    result = join(world, size)
+    assert isinstance(result, Joined) == is_taken
+    if not is_taken:
+        assert result == JoinRefused(GroupError.INVALID_REQUEST, "")
+        assert world.coordinator.get("g") is None
+
+
+def test_the_members_of_a_group_may_say_so_much_together(world: World) -> None:
+    for _ in range(2):
+        join(world, 100)
+    assert join(world, 51) == JoinRefused(GroupError.INVALID_REQUEST, "")
+    assert len(world.group().members) == 2
+    assert join(world, 50) is None, "it waits for the others"
+    assert len(world.group().members) == 3
+
+
+def test_who_joins_again_counts_once(world: World) -> None:
+    first = join(world, 100)
+    assert isinstance(first, Joined)
+    for _ in range(3):
+        again = join(world, 100, first.member_id)
+        assert isinstance(again, Joined)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "is_taken"),
+    [((100,), True), ((101,), False), ((100, 100, 50), True), ((100, 100, 51), False), ((), True)],
+)
+def test_a_leader_may_assign_so_much(world: World, sizes: tuple[int, ...], is_taken: bool) -> None:
+    leader = join(world, 50)
+    names = (leader.member_id, "m2", "m3")
+    result = sync(world, leader, {name: b"\0" * size for name, size in zip(names, sizes, strict=False)})
+    assert isinstance(result, Synced) == is_taken
+    if not is_taken:
+        assert result is GroupError.INVALID_REQUEST
+        assert world.group().state == "CompletingRebalance", "it may assign less"
+
+
+@pytest.mark.parametrize(("size", "is_taken"), [(100, True), (101, False)])
+def test_so_do_members_of_the_classic_protocol_in_a_consumer_group(size: int, is_taken: bool) -> None:
+    world = World(member_max_bytes=100, members_max_bytes=150, may_upgrade=True, may_downgrade=True)
+    world.beat("A", 0)
+    assert isinstance(join(world, size), Joined) == is_taken
+    if is_taken:
+        assert join(world, 51) == JoinRefused(GroupError.INVALID_REQUEST, "")
+        assert isinstance(join(world, 50), Joined)
+
+
+def test_the_limits_are_a_mebibyte_and_sixteen() -> None:
+    rules = Rules(min_session_timeout_ms=1, max_session_timeout_ms=1)
+    assert (rules.member_max_bytes, rules.members_max_bytes) == (1_048_576, 16_777_216)

@@ -1,0 +1,329 @@
+"""Lives of groups whose clients are exchanged while they run: members of both protocols, as clients are. No tests.
+
+ClassicClient does what a client of the classic protocol does, eager or cooperative. When it leads, it assigns as the
+cooperative assignors do: what a member still has goes to no other before that has given it up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from logcore.coordination.effects import GroupError, Join, Joined, JoinRefused, Sync, Synced
+from logcore.format.consumergrouprecords import Partitions
+from logcore.format.grouprecords import (
+    Subscription,
+    assignment_value,
+    read_assignment,
+    read_subscription,
+    subscription_value,
+)
+from support.consumerlives import MOST_CLIENTS, NOTHING, REBALANCE_MS, SESSION_MS, Client, Life
+from support.consumerworld import topic_id
+
+#: What a request of the classic protocol is answered with, when the member is to begin anew without anything.
+LOST = (GroupError.UNKNOWN_MEMBER_ID, GroupError.ILLEGAL_GENERATION)
+LATER = (GroupError.REBALANCE_IN_PROGRESS, GroupError.COORDINATOR_NOT_AVAILABLE)
+
+
+class ClassicClient(Client):
+    """keeps: what it has is kept while it joins (cooperative); others give all up first (eager). generation: -1 when it
+    is in none. joined: the generation it has yet to ask its assignment of. asks: what the waiter is of. led_version: of
+    the topics that it assigned when it led, for a leader looks after them; None for others.
+    """
+
+    def __init__(self, life: Life, number: int, instance_id: str | None, keeps: bool) -> None:
+        super().__init__(life, number, instance_id)
+        self.member_id = ""
+        self.keeps = keeps
+        self.takes_id_first = life.chance.random() < 0.7
+        self.topics: tuple[str, ...] = life.chance.choice([("t",), ("t", "u")])
+        self.said_topics: tuple[str, ...] = ()
+        self.generation = -1
+        self.joined: Joined | None = None
+        self.asks = ""
+        self.is_settled = False
+        self.led_version: int | None = None
+
+    def __repr__(self) -> str:
+        return f"{self.member_id} at {self.generation} owns {sorted(self.owned)}"
+
+    # -- what it does
+
+    def beat(self) -> None:
+        """Goes on with what it has to do next. An answer that has not come yet is waited for, or lost with a crash."""
+        if self.waiter is not None:
+            return
+        if self.joined is not None:
+            self.sync(self.joined)
+        elif self.is_settled and self.led_version in (None, self.life.world.version):
+            self.heartbeat()
+        else:
+            self.join()
+
+    def join(self) -> None:
+        if not self.keeps:
+            self.owned = NOTHING
+        world = self.life.world
+        names = {topic_id(name): name for name in ("t", "u")}
+        owned = tuple(sorted((names[topic], number) for topic, number in self.owned))
+        request = Join(
+            group_id="g",
+            member_id=self.member_id,
+            instance_id=self.instance_id,
+            client_id="classic",
+            client_host="/h",
+            protocol_type="consumer",
+            protocols=(("some", subscription_value(Subscription(self.topics, None, owned, self.generation))),),
+            session_timeout_ms=SESSION_MS,
+            rebalance_timeout_ms=REBALANCE_MS,
+            takes_id_first=self.takes_id_first,
+            may_skip_assignment=True,
+        )
+        world.waiters += 1
+        self.waiter = world.waiters
+        self.asks = "join"
+        self.said_topics = self.topics
+        world.act(world.coordinator.join(request, self.waiter, world.now_ms))
+
+    def sync(self, joined: Joined) -> None:
+        world = self.life.world
+        assignments: dict[str, bytes] = {}
+        # When it asks again, the answer may be what it assigned the first time.
+        if joined.leader == joined.member_id and self.led_version is None:
+            self.led_version = world.version
+            if joined.skip_assignment:  # it came back as an instance: others may be assigned what it knows nothing of
+                self.led_version = -1
+        if joined.leader == joined.member_id and not joined.skip_assignment:
+            assignments = self.assigned_to_all(joined)
+        request = Sync(
+            group_id="g",
+            member_id=self.member_id,
+            instance_id=self.instance_id,
+            generation=joined.generation,
+            protocol_type=joined.protocol_type,
+            protocol=joined.protocol,
+            assignments=assignments,
+        )
+        world.waiters += 1
+        self.waiter = world.waiters
+        self.asks = "sync"
+        world.act(world.coordinator.sync(request, self.waiter, world.now_ms))
+
+    def assigned_to_all(self, joined: Joined) -> dict[str, bytes]:
+        claims: dict[tuple[str, int], str] = {}
+        wanted: dict[str, tuple[str, ...]] = {}
+        for member in joined.members:
+            subscription = read_subscription(member.metadata)
+            assert subscription is not None
+            wanted[member.member_id] = subscription.topics
+            claims.update((partition, member.member_id) for partition in subscription.owned)
+        shares: dict[str, list[tuple[str, int]]] = {member_id: [] for member_id in wanted}
+        for name, count in sorted(self.life.world.counts.items()):
+            takers = sorted(member_id for member_id, topics in wanted.items() if name in topics)
+            for number in range(count if takers else 0):
+                taker = takers[number % len(takers)]
+                if claims.get((name, number), taker) == taker:
+                    shares[taker].append((name, number))
+        return {member_id: assignment_value(share) for member_id, share in shares.items()}
+
+    def heartbeat(self) -> None:
+        world = self.life.world
+        coordinator = world.coordinator
+        error, effects = coordinator.heartbeat("g", self.member_id, self.instance_id, self.generation, world.now_ms)
+        world.act(effects)
+        self.take_error(error)
+
+    def take_error(self, error: GroupError | None) -> None:
+        if error is None or error is GroupError.COORDINATOR_NOT_AVAILABLE:
+            return
+        self.joined = None
+        self.is_settled = False
+        if error is GroupError.FENCED_INSTANCE_ID:
+            self.end()
+        elif error in LOST:
+            self.owned = NOTHING
+            self.generation = -1
+            if error is GroupError.UNKNOWN_MEMBER_ID:
+                self.member_id = ""
+        else:
+            assert error is GroupError.REBALANCE_IN_PROGRESS, f"{self}: {error}"
+
+    # -- what it hears
+
+    def hear(self) -> None:
+        result = self.life.world.replies.get(self.waiter)  # type: ignore[arg-type]
+        asked = self.asks
+        if self.waiter is None or (result is None and self.waiter not in self.life.world.replies):
+            return
+        self.waiter = None
+        match result:
+            case Joined():
+                assert asked == "join"
+                self.member_id = result.member_id
+                self.generation = result.generation
+                self.joined = result
+                self.led_version = None
+                self.is_passed_over = False
+            case JoinRefused(GroupError.MEMBER_ID_REQUIRED, member_id):
+                self.member_id = member_id
+            case JoinRefused(error, _) if error in LATER:
+                pass
+            case JoinRefused(error, _):
+                self.take_error(error)
+            case Synced():
+                self.take_assignment(result)
+            case GroupError():
+                self.take_error(result)
+            case _:
+                raise AssertionError(f"{self}: {result}")
+
+    def take_assignment(self, result: Synced) -> None:
+        """A cooperative member that has to give something up does, and joins again so that others can have it."""
+        partitions = read_assignment(result.assignment)
+        assert partitions is not None
+        told: Partitions = frozenset((topic_id(name), number) for name, number in partitions)
+        gives = self.owned - told
+        self.owned = told
+        self.joined = None
+        self.is_settled = not gives and self.said_topics == self.topics
+
+    def settle(self) -> None:
+        pass
+
+    def want_others(self) -> None:
+        self.topics = self.life.chance.choice([("t",), ("t", "u")])
+        self.is_settled = False
+
+    def leave(self, epoch: int) -> None:
+        """A static member leaves without a word: it means to come back."""
+        world = self.life.world
+        if self.member_id and self.instance_id is None:
+            world.act(world.coordinator.leave("g", [(self.member_id, None)], world.now_ms)[1])
+        self.end()
+
+    @property
+    def is_member(self) -> bool:
+        found = self.life.world.coordinator.get("g")
+        if found is None or not self.member_id:
+            return False
+        if found.consumers is not None:
+            return super().is_member
+        return found.check_member(self.member_id, self.instance_id) is None
+
+
+class MixedLife(Life):
+    """A group whose clients are of either protocol. calms_with: of which those are that are left in the end, "both",
+    "consumer" or "classic".
+    """
+
+    def __init__(self, seed: int, calms_with: str = "both") -> None:
+        super().__init__(seed)
+        self.world = type(self.world)(consumer_session_timeout_ms=SESSION_MS, may_upgrade=True, may_downgrade=True)
+        self.world.holds = True
+        self.world.set_topic("u", 3)
+        self.calms_with = calms_with
+        self.classic_share = self.chance.choice([0.5, 1.0])
+
+    def step(self) -> None:
+        """Now and then others are wanted: those of the other protocol leave one by one."""
+        if self.chance.random() < 1 / 50:
+            self.classic_share = self.chance.choice([0.0, 0.5, 1.0])
+        super().step()
+
+    def anybody(self, act: Callable[[Client], None]) -> None:
+        unwanted = [client for client in self.clients if self.is_unwanted(client)]
+        if unwanted and self.chance.random() < 0.05:
+            self.chance.choice(unwanted).leave(-1)
+        super().anybody(act)
+
+    def is_unwanted(self, client: Client) -> bool:
+        return self.classic_share == (0.0 if isinstance(client, ClassicClient) else 1.0)
+
+    def newcomer(self) -> None:
+        if self.chance.random() >= self.classic_share:
+            super().newcomer()
+            return
+        if len(self.clients) >= MOST_CLIENTS:
+            return
+        self.number += 1
+        used = {client.instance_id for client in self.clients}
+        free = [name for name in ("s0", "s1") if name not in used]
+        instance_id = self.chance.choice([None, None, *free])
+        self.clients.append(ClassicClient(self, self.number, instance_id, self.chance.random() < 0.5))
+
+    def topics(self) -> None:
+        """None is deleted: members of the classic protocol know no ids, and would take a later one for the same."""
+        self.world.set_topic(self.chance.choice("tu"), self.chance.randrange(1, 7))
+
+    def classic_member(self) -> None:
+        """Members of the classic protocol are clients here, as others are."""
+
+    def classic_members_leave(self) -> None:
+        pass
+
+    def power_cut(self) -> None:
+        super().power_cut()
+        for client in self.clients:
+            if isinstance(client, ClassicClient):
+                client.told = NOTHING
+
+    def calm_down(self) -> None:
+        for client in self.clients:
+            is_classic = isinstance(client, ClassicClient)
+            if (self.calms_with == "consumer" and is_classic) or (self.calms_with == "classic" and not is_classic):
+                client.end()
+        self.clients = [client for client in self.clients if not client.is_over]
+        super().calm_down()
+
+    def may_commit(self, client: Client) -> bool:
+        if isinstance(client, ClassicClient):
+            error, _ = self.world.coordinator.check_commit(
+                "g", client.generation, client.member_id, client.instance_id, self.world.now_ms
+            )
+            return error is None
+        return super().may_commit(client)
+
+    def check(self) -> None:
+        found = self.world.coordinator.get("g")
+        group = self.group
+        if group is not None:
+            super().check()
+            assert found is not None and not found.members
+            assert found.join_timer is None and found.sync_timer is None
+            assert group.rejoins | group.syncs <= {name for name in group.members if group.is_classic(name)}
+            return
+        users: dict[Any, Client] = {}
+        for client in self.clients:
+            if found is not None and found.state != "PreparingRebalance" and isinstance(client, ClassicClient):
+                # Only static members are not waited for and stay. They use what they had until they hear of it: a
+                # weakness of the classic protocol.
+                client.is_passed_over |= client.instance_id is not None and client.generation != found.generation
+            if client.is_passed_over:
+                continue
+            if not client.is_member:
+                assert not self.is_in(client) or not self.may_commit(client), f"{client} is no member, and commits"
+                continue
+            for partition in client.owned:
+                assert partition not in users, f"{client} and {users[partition]} use one"
+                users[partition] = client
+
+    def is_in(self, client: Client) -> bool:
+        if isinstance(client, ClassicClient):
+            return client.generation >= 0
+        return super().is_in(client)
+
+    def check_calm(self) -> None:
+        if self.group is not None:
+            super().check_calm()
+            return
+        found = self.world.coordinator.get("g")
+        if not self.clients:
+            assert found is None or not found.members
+            return
+        assert found is not None and found.state == "Stable"
+        assert all(isinstance(client, ClassicClient) for client in self.clients)
+        assert found.members.keys() == {client.member_id for client in self.clients}
+        wanted = {name for client in self.clients if isinstance(client, ClassicClient) for name in client.topics}
+        everything = sorted((topic_id(name), number) for name in wanted for number in range(self.world.counts[name]))
+        assert sorted(part for client in self.clients for part in client.owned) == everything
