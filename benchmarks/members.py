@@ -38,7 +38,7 @@ PROCESSES = 4
 PARTITIONS = 12
 THREADS = 64
 INTERVAL_MS = 1_000
-#: What a tail took before it kept its place (clients reference, section 4): the middle of 233 to 309 microseconds.
+#: What a tail took before it kept its place: the middle of 233 to 309 microseconds.
 _EARLIER_WAKE_US = 270.0
 _CONTEXT = multiprocessing.get_context("fork")
 

@@ -143,10 +143,7 @@ class TransactionHost:
     def _append(self, coordinator: Transactions, effect: Store) -> None:
         name = effect.transaction.transactional_id
         key = transaction_key(name)
-        if effect.stored is None:
-            value = None
-        else:
-            value = transaction_value(effect.stored)
+        value = None if effect.stored is None else transaction_value(effect.stored)
         now_ms = self._now_ms
 
         def write(log: Log) -> Receipt:
@@ -165,9 +162,7 @@ class TransactionHost:
         self._act(coordinator.marked(effect, left, self._now_ms))
 
     def _have_taken(self, coordinator: Transactions, effect: TakeProducerId, result: Any) -> None:
-        producer_id = None
-        if isinstance(result, int):
-            producer_id = result
+        producer_id = result if isinstance(result, int) else None
         self._act(coordinator.taken(effect, producer_id, self._now_ms))
 
     def _cancel(self, name: str) -> None:
@@ -268,9 +263,7 @@ class TransactionHost:
         if not self._is_loaded:
             return TransactionError.COORDINATOR_NOT_AVAILABLE
         error = self._coordinator.verify(*who, partition)
-        if error is None:
-            return write()
-        return error
+        return write() if error is None else error
 
     def get(self, transactional_id: str) -> StoredTransaction | None:
         return self._coordinator.get(transactional_id)
@@ -355,9 +348,7 @@ class Markers:
         except LogcoreError as error:
             self._settle(partition, error)
             return
-        key: Any = partition
-        if topic == OFFSETS_TOPIC:
-            key = topic
+        key: Any = topic if topic == OFFSETS_TOPIC else partition
         work = partial(self._append, log)
         then = partial(self._written, partition, log)
         if state.has_turns(key) or log.writer.may_wait(_MARKER_BYTES, self._now_ms, has_producer=True):
@@ -374,10 +365,7 @@ class Markers:
         epoch = self._coordinator_epoch
         if epoch is None:
             home = self._state.logdir.opened(TRANSACTIONS_TOPIC, 0)
-            if home is None:
-                epoch = 0
-            else:
-                epoch = home.leader_epoch
+            epoch = 0 if home is None else home.leader_epoch
         return log.end_transaction(
             effect.producer_id,
             effect.producer_epoch,

@@ -329,8 +329,8 @@ def test_a_stored_leader_that_is_no_member(rig: Rig) -> None:
 
 def test_a_group_that_no_record_can_hold(rig: Rig) -> None:
     """As Kafka says it: an error that is not worth repeating; a commit cannot be that large."""
-    member_id = rig.join(protocols={"range": b"x" * 2_000_000}).value.member_id
-    assert code_of(rig.sync(member_id, 1, {member_id: b"1"})) == codes.UNKNOWN_SERVER_ERROR
+    member_id = rig.join(protocols={"range": b"x" * 900_000}).value.member_id
+    assert code_of(rig.sync(member_id, 1, {member_id: b"1" * 900_000})) == codes.UNKNOWN_SERVER_ERROR
     assert rig.beat(member_id, 1) == codes.REBALANCE_IN_PROGRESS
 
 

@@ -210,7 +210,7 @@ def test_without_a_common_way_to_divide_the_newcomer_is_refused(rig: Rig) -> Non
 
 
 def test_a_group_that_no_node_can_hold_is_refused(rig: Rig) -> None:
-    assert rig.join(protocols={"range": b"x" * 2_000_000}).value.error_code == codes.UNKNOWN_SERVER_ERROR
+    assert rig.join(protocols={"range": b"x" * 1_048_000}).value.error_code == codes.UNKNOWN_SERVER_ERROR
     assert rig.join(group="", version=3).value.error_code == codes.INVALID_GROUP_ID
     assert rig.beat("m", 1, group="") == codes.INVALID_GROUP_ID
     assert rig.sync("m", 1, group="").value.error_code == codes.INVALID_GROUP_ID

@@ -175,10 +175,7 @@ class ProducerState:
         for offset in reversed(self._offsets()):
             if low <= offset <= high:
                 content = checkpoint.read(self._fs, self._path, file_name(offset, SNAPSHOT))
-                if content is None:
-                    producers = None
-                else:
-                    producers = Producers.unpack(content, offset)
+                producers = None if content is None else Producers.unpack(content, offset)
                 if producers is not None:
                     return producers
         return None
@@ -196,9 +193,7 @@ class ProducerState:
             return self.if_any()
         with contextlib.suppress(CorruptBatchError, StorageReadError):
             if has_producers:
-                if is_midway:
-                    return self._looked_up()
-                return self.known()
+                return self._looked_up() if is_midway else self.known()
         return None
 
     def if_any(self) -> Producers | None:
@@ -272,9 +267,7 @@ def coordinator_epochs(segment: Segment) -> Callable[[int], int]:
 
     def coordinator_epoch(position: int) -> int:
         batch = segment.batch(position)
-        if batch is None:
-            return -1
-        return batch.marker().coordinator_epoch
+        return -1 if batch is None else batch.marker().coordinator_epoch
 
     return coordinator_epoch
 

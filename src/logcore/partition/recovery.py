@@ -202,9 +202,7 @@ def recover(
             expected=f"whole batches up to offset {recovery_point}" if end_offset < recovery_point else None,
             found=f"an end at offset {end_offset}" if end_offset < recovery_point else None,
         )
-    quarantine = None
-    if action is Action.QUARANTINE_AND_CUT:
-        quarantine = _copy_tail(fs, segment, bad)
+    quarantine = _copy_tail(fs, segment, bad) if action is Action.QUARANTINE_AND_CUT else None
     if is_on_disk:
         segment.cut(bad)
     else:
