@@ -305,7 +305,8 @@ def test_a_broker_has_the_groups_of_the_directory_it_serves(tmp_path: Path) -> N
             logdir.consumer(group_id="g")
 
 
-# Open: on two busy cores one run in six takes 13 seconds and sees records twice, as after a session that timed out.
+# Open: a cooperative member that closes between the end of a join and its own look at the answer commits with the old
+# generation. The group refuses that, close() drops it, and the next owner reads the records again.
 @pytest.mark.slow
 def test_threads_divide_the_work(tmp_path: Path) -> None:
     """Each record once, by consumers of several threads that come and go."""
