@@ -20,6 +20,7 @@ from logcore.coordination.effects import (
     Assigned,
     At,
     Cancel,
+    Committer,
     Effect,
     GroupDeleted,
     GroupError,
@@ -194,7 +195,7 @@ class World:
 
     def commit(self, offset: int, member_id: str = "", generation: int = -1) -> GroupError | int | None:
         """The waiter of a commit, or why it was refused."""
-        error, effects = self.coordinator.check_commit("g", generation, member_id, None, self.now_ms)
+        error, effects = self.coordinator.check_commit(Committer("g", generation, member_id, None), self.now_ms)
         self.act(effects)
         if error is not None:
             return error

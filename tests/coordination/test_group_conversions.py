@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from logcore.coordination.effects import GroupConverted, GroupError, Join, Joined, JoinRefused, Sync, Synced
+from logcore.coordination.effects import Committer, GroupConverted, GroupError, Join, Joined, JoinRefused, Sync, Synced
 from logcore.format.consumergrouprecords import ClassicMember, Kind, MemberState
 from logcore.format.grouprecords import (
     Subscription,
@@ -360,7 +360,7 @@ def test_a_heartbeat_of_the_other_protocol_is_none_of_it(world: World) -> None:
 @pytest.mark.parametrize(("generation", "error"), [(2, None), (1, GroupError.ILLEGAL_GENERATION)])
 def test_it_commits_with_its_generation(world: World, generation: int, error: GroupError | None) -> None:
     one, _ = upgraded(world)
-    found, _ = world.coordinator.check_commit("g", generation, one, None, world.now_ms)
+    found, _ = world.coordinator.check_commit(Committer("g", generation, one, None), world.now_ms)
     assert found is error
 
 

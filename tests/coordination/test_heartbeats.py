@@ -12,7 +12,7 @@ import pytest
 
 from logcore.coordination import heartbeats
 from logcore.coordination.consumergroup import AWAY
-from logcore.coordination.effects import Beat, GroupError, Join, JoinRefused, Reply
+from logcore.coordination.effects import Beat, Committer, GroupError, Join, JoinRefused, Reply
 from logcore.coordination.heartbeats import check_beat
 from logcore.format.consumergrouprecords import (
     ConsumerKey,
@@ -498,7 +498,7 @@ def test_a_silent_member_is_removed_and_its_partitions_are_given_away(world: Wor
 def test_only_heartbeats_renew_a_session(world: World) -> None:
     world.beat("A", 0)
     world.sleep(SESSION_MS - 1)
-    error, _ = world.coordinator.check_commit("g", 1, "A", None, world.now_ms, knows_epochs=True)
+    error, _ = world.coordinator.check_commit(Committer("g", 1, "A", None, knows_epochs=True), world.now_ms)
     assert error is None
     world.sleep(1)
     assert not world.consumers().members
@@ -823,9 +823,8 @@ def test_offsets_expire_when_nobody_wants_their_topic(world: World) -> None:
 )
 def test_who_may_commit(world: World, member_id: str, epoch: int, knows_epochs: bool, error: str | None) -> None:
     two(world)
-    found, effects = world.coordinator.check_commit(
-        "g", epoch, member_id, None, world.now_ms, knows_epochs=knows_epochs
-    )
+    who = Committer("g", epoch, member_id, None, knows_epochs)
+    found, effects = world.coordinator.check_commit(who, world.now_ms)
     assert (None if found is None else found.name) == error
     assert not effects
 
@@ -833,7 +832,7 @@ def test_who_may_commit(world: World, member_id: str, epoch: int, knows_epochs: 
 def test_nobody_in_particular_may_commit_while_a_group_is_empty(world: World) -> None:
     world.beat("A", 0)
     world.beat("A", -1)
-    assert world.coordinator.check_commit("g", -1, "", None, world.now_ms) == (None, [])
+    assert world.coordinator.check_commit(Committer("g", -1, "", None), world.now_ms) == (None, [])
 
 
 def test_unloading_turns_those_away_whose_records_did_not_begin_their_way(world: World) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from logcore.coordination.consumergroup import ConsumerGroup
-from logcore.coordination.effects import Beaten, ConsumersChanged, GroupError, Join
+from logcore.coordination.effects import Beaten, Committer, ConsumersChanged, GroupError, Join
 from logcore.format.consumergrouprecords import Partitions
 from support.consumerworld import World
 
@@ -288,9 +288,8 @@ class Life:
         return client.epoch != 0
 
     def may_commit(self, client: Client) -> bool:
-        error, _ = self.world.coordinator.check_commit(
-            "g", client.epoch, client.member_id, client.instance_id, self.world.now_ms, knows_epochs=True
-        )
+        who = Committer("g", client.epoch, client.member_id, client.instance_id, knows_epochs=True)
+        error, _ = self.world.coordinator.check_commit(who, self.world.now_ms)
         return error is None
 
     def calm_down(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from logcore.coordination.effects import GroupError, Join, Joined, JoinRefused, Sync, Synced
+from logcore.coordination.effects import Committer, GroupError, Join, Joined, JoinRefused, Sync, Synced
 from logcore.format.consumergrouprecords import Partitions
 from logcore.format.grouprecords import (
     Subscription,
@@ -278,9 +278,8 @@ class MixedLife(Life):
 
     def may_commit(self, client: Client) -> bool:
         if isinstance(client, ClassicClient):
-            error, _ = self.world.coordinator.check_commit(
-                "g", client.generation, client.member_id, client.instance_id, self.world.now_ms
-            )
+            who = Committer("g", client.generation, client.member_id, client.instance_id)
+            error, _ = self.world.coordinator.check_commit(who, self.world.now_ms)
             return error is None
         return super().may_commit(client)
 

@@ -214,9 +214,7 @@ class Groups:
         commit now, or None.
         """
         with self._lock:
-            error, effects = self._coordinator.check_commit(
-                who.group_id, who.generation, who.member_id, who.instance_id, self.now_ms()
-            )
+            error, effects = self._coordinator.check_commit(who, self.now_ms())
             self._act(effects)
             yield error
 

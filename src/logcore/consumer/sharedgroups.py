@@ -212,9 +212,7 @@ class SharedGroups:
         found: list[GroupError | None] = []
 
         def check(coordinator: Coordinator, now_ms: int) -> list[Effect]:
-            error, effects = coordinator.check_commit(
-                who.group_id, who.generation, who.member_id, who.instance_id, now_ms
-            )
+            error, effects = coordinator.check_commit(who, now_ms)
             found.append(error)
             return effects
 

@@ -274,36 +274,25 @@ class Coordinator:
 
     # -- offsets
 
-    def check_commit(
-        self,
-        group_id: str,
-        generation: int,
-        member_id: str,
-        instance_id: str | None,
-        now_ms: int,
-        *,
-        knows_epochs: bool = False,
-    ) -> tuple[GroupError | None, list[Effect]]:
+    def check_commit(self, who: Committer, now_ms: int) -> tuple[GroupError | None, list[Effect]]:
         """As offsets.check_commit(). In a group that does not exist only those may commit who are no members.
 
         The empty group id may commit, as in Kafka, for the sake of old clients.
         """
-        if membership.is_too_long(group_id):
+        if membership.is_too_long(who.group_id):
             return GroupError.INVALID_GROUP_ID, []
-        group = self._groups.get(group_id)
-        if group is None:
-            return GroupError.GROUP_ID_NOT_FOUND if generation >= 0 else None, []
-        return offsets.check_commit(
-            group, generation, member_id, instance_id, now_ms, rules=self._rules, knows_epochs=knows_epochs
-        )
+        group = self._groups.get(who.group_id)
+        if group is not None:
+            return offsets.check_commit(group, who, now_ms, rules=self._rules)
+        if who.generation >= 0:
+            return GroupError.GROUP_ID_NOT_FOUND, []
+        return None, []
 
     def commit_as(
         self, who: Committer, committed: Mapping[OffsetKey, Committed], waiter: Waiter, now_ms: int
     ) -> list[Effect]:
         """Commits if who asks may; else the reply says why not. One step: no rebalance comes between the two."""
-        error, effects = self.check_commit(
-            who.group_id, who.generation, who.member_id, who.instance_id, now_ms, knows_epochs=who.knows_epochs
-        )
+        error, effects = self.check_commit(who, now_ms)
         if error is not None or not committed:
             return [*effects, Reply(waiter, error)]
         return [*effects, *self.commit(who.group_id, committed, waiter)]

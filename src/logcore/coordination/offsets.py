@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 
 from logcore.coordination import heartbeats, membership
 from logcore.coordination.effects import (
+    Committer,
     Effect,
     GroupDeleted,
     GroupError,
@@ -30,44 +31,34 @@ from logcore.coordination.group import COMPLETING, DEAD, EMPTY, Group
 from logcore.format.grouprecords import Committed, GroupRecord, commit_key, commit_value, group_key
 
 
-def check_commit(
-    group: Group,
-    generation: int,
-    member_id: str,
-    instance_id: str | None,
-    now_ms: int,
-    *,
-    rules: Rules,
-    knows_epochs: bool,
-) -> tuple[GroupError | None, list[Effect]]:
-    """Whether this member may commit now; generation -1 stands for a committer that is no member.
+def check_commit(group: Group, who: Committer, now_ms: int, *, rules: Rules) -> tuple[GroupError | None, list[Effect]]:
+    """Whether this committer may commit now.
 
-    A member's commit renews its session, but not that of a member of the consumer protocol. Of such a one the
-    generation is the epoch. knows_epochs: whether the request is one that can say so.
+    A member's commit renews its session, but not that of a member of the consumer protocol.
     """
     if group.consumers is not None:
-        return _check_consumer(group, generation, member_id, knows_epochs), []
-    if generation < 0:
+        return _check_consumer(group, who), []
+    if who.generation < 0:
         if group.state == EMPTY:
             return None, []
-        if not member_id and instance_id is None:
+        if not who.member_id and who.instance_id is None:
             return GroupError.UNKNOWN_MEMBER_ID, []
-    error = group.check_generation(member_id, instance_id, generation)
+    error = group.check_generation(who.member_id, who.instance_id, who.generation)
     if error is not None:
         return error, []
     if group.state == COMPLETING:
         return GroupError.REBALANCE_IN_PROGRESS, []
     step = membership.Step(group, rules, now_ms)
-    step.renew(group.members[member_id])
+    step.renew(group.members[who.member_id])
     return None, step.effects
 
 
-def _check_consumer(group: Group, member_epoch: int, member_id: str, knows_epochs: bool) -> GroupError | None:
+def _check_consumer(group: Group, who: Committer) -> GroupError | None:
     assert group.consumers is not None
-    if member_epoch < 0 and group.state == EMPTY:
+    if who.generation < 0 and group.state == EMPTY:
         return None
-    error = group.consumers.check_epoch(member_id, member_epoch)
-    is_told = knows_epochs or group.consumers.is_classic(member_id)
+    error = group.consumers.check_epoch(who.member_id, who.generation)
+    is_told = who.knows_epochs or group.consumers.is_classic(who.member_id)
     if error is not GroupError.UNKNOWN_MEMBER_ID and not is_told:
         return GroupError.UNSUPPORTED_VERSION
     return error
