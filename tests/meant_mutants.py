@@ -962,6 +962,18 @@ MISTAKES: Final = (
         "consumer/test_consumer.py consumer/test_consumer_groups.py",
     ),
     Mistake(
+        "last_commit_is_of_the_old_generation", "logcore/consumer/member.py",
+        "        if self._joining is None or not isinstance(self._joining.result, Joined):\n",
+        "        if self.generation >= 0 or not isinstance(self._joining, Answer):\n",
+        "consumer/test_consumer_groups.py",
+    ),
+    Mistake(
+        "who_leaves_is_refused_while_partitions_are_divided", "logcore/coordination/offsets.py",
+        "    if group.state == COMPLETING and not who.is_leaving:\n",
+        "    if group.state == COMPLETING:\n",
+        "consumer/test_consumer_groups.py",
+    ),
+    Mistake(
         "close_after_an_error_finishes_all", "logcore/consumer/consumer.py",
         "self._close(is_done=kind is None)",
         "self._close(is_done=True)",

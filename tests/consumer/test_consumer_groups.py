@@ -100,6 +100,64 @@ def test_cooperative_members_keep_what_stays_theirs() -> None:
         second.close()
 
 
+class Commits(RebalanceListener):
+    """A user who commits by hand what is taken away."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self.consumer = consumer
+
+    def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        self.consumer.commit()
+
+
+@pytest.mark.parametrize("is_automatic", [True, False], ids=["auto-commit", "listener"])
+@pytest.mark.parametrize("is_shared", [False, True], ids=["one process", "shared"])
+@pytest.mark.parametrize("situation", ["leader has not looked", "follower has not looked", "nobody has divided"])
+def test_who_closes_in_the_middle_of_a_rebalance_commits(situation: str, is_shared: bool, is_automatic: bool) -> None:
+    """Members keep their partitions while the group divides them. So one that closes meanwhile has offsets to commit,
+    whether or not it has looked at the new generation, and whether or not the leader has divided it.
+    """
+    disk = SimulatedDisk()
+    settings: dict[str, Any] = {
+        "group_id": "g",
+        "auto_offset_reset": "earliest",
+        "max_poll_interval_ms": INTERVAL_MS,
+        "assignors": ["cooperative-sticky"],
+        "enable_auto_commit": is_automatic,
+    }
+    with logcore.open_dir("/data", create=True, fs=disk, shared=is_shared) as data:
+        data.create_topic("t", 4)
+        members = []
+        for _ in range(3):
+            consumer = data.consumer(**settings)
+            listener = None if is_automatic else Commits(consumer)
+            consumer.subscribe(["t"], listener=listener)
+            members.append(consumer)
+        newcomer = members.pop()
+        poll_all(members)
+        leader, follower = sorted(members, key=lambda one: one._member is not None and one._member._divided is None)
+        closing, other = (leader, follower) if situation.startswith("leader") else (follower, leader)
+        for partition in range(4):
+            data.partition("t", partition).append_many([(None, b"x")] * 5)
+            data.partition("t", partition).flush()
+        handed = {one: records[-1].offset + 1 for one, records in closing.poll().items()}
+        assert len(handed) == 2
+        newcomer.poll()
+        if situation == "nobody has divided":
+            other.poll()
+            closing.poll()
+        else:
+            closing.poll()
+            other.poll()
+        assert closing.assignment() == set(handed), "it keeps them"
+        closing.close()
+        with data.consumer(group_id="g") as asking:
+            stored = asking.committed(handed)
+        assert {one: each and each.offset for one, each in stored.items()} == handed
+        other.leave_unfinished()
+        newcomer.leave_unfinished()
+
+
 def test_who_stops_polling_loses_its_share_and_its_commits() -> None:
     disk = SimulatedDisk()
     with opened(disk) as data:
@@ -305,9 +363,6 @@ def test_a_broker_has_the_groups_of_the_directory_it_serves(tmp_path: Path) -> N
             logdir.consumer(group_id="g")
 
 
-# Open: a cooperative member that closes between the end of a join and its own look at the answer commits with the old
-# generation. The group refuses that, close() drops it, and the next owner reads the records again.
-@pytest.mark.slow
 def test_threads_divide_the_work(tmp_path: Path) -> None:
     """Each record once, by consumers of several threads that come and go."""
     with logcore.open_dir(tmp_path / "data", create=True, durability="os") as data:

@@ -25,11 +25,13 @@ def opened(disk: SimulatedDisk) -> LogDir:
 
 
 class Worker:
-    """A consumer and what it knows. hand: what it was given and has not processed."""
+    """A consumer and what it knows. hand: what it was given and has not processed. polled_ms: when it was last asked."""
 
-    def __init__(self, consumer: Consumer) -> None:
+    def __init__(self, consumer: Consumer, *, is_automatic: bool) -> None:
         self.consumer = consumer
+        self.is_automatic = is_automatic
         self.hand: list[Any] = []
+        self.polled_ms = -1
 
 
 class Life:
@@ -56,22 +58,24 @@ class Life:
 
     def start(self) -> None:
         if len(self.workers) < 4:
+            is_automatic = self.rng.random() < 0.7
             consumer = self.data.consumer(
                 group_id="g",
                 auto_offset_reset="earliest",
                 max_poll_interval_ms=INTERVAL_MS,
                 max_poll_records=3,
-                enable_auto_commit=self.rng.random() < 0.7,
+                enable_auto_commit=is_automatic,
                 auto_commit_interval_ms=1000,
                 assignors=[self.assignor],
             )
             consumer.subscribe(["t"])
-            self.workers.append(Worker(consumer))
+            self.workers.append(Worker(consumer, is_automatic=is_automatic))
 
     def poll(self) -> None:
         if self.workers:
             worker = self.rng.choice(self.workers)
             self.process(worker)
+            worker.polled_ms = self.disk.monotonic_ms()
             worker.hand = list(worker.consumer.poll().records())
             places = [(record.partition, record.offset) for record in worker.hand]
             assert places == sorted(
@@ -95,11 +99,7 @@ class Life:
             return
         worker = self.rng.choice(self.workers)
         self.process(worker)
-        positions = {
-            one.partition: reading.position
-            for one, reading in worker.consumer._readings.items()
-            if reading.position is not None
-        }
+        positions = self.positions(worker)
         try:
             worker.consumer.commit()
         except (CommitFailedError, RebalanceInProgressError):
@@ -108,14 +108,31 @@ class Life:
             assert offset >= self.committed.get(partition, 0), "an acknowledged commit moved back"
             self.committed[partition] = offset
 
+    def positions(self, worker: Worker) -> dict[int, int]:
+        return {
+            one.partition: reading.position
+            for one, reading in worker.consumer._readings.items()
+            if reading.position is not None
+        }
+
     def end(self) -> None:
         if self.workers:
             worker = self.workers.pop(self.rng.randrange(len(self.workers)))
             if self.rng.random() < 0.5:
-                self.process(worker)
-                worker.consumer.close()
+                self.close(worker)
             else:
-                worker.consumer._close(is_done=False)
+                worker.consumer.leave_unfinished()
+
+    def close(self, worker: Worker) -> None:
+        """What a member has processed is committed when it is closed, in the middle of a rebalance too."""
+        self.process(worker)
+        positions = self.positions(worker)
+        is_member = self.disk.monotonic_ms() - worker.polled_ms < INTERVAL_MS
+        worker.consumer.close()
+        if worker.is_automatic and is_member:
+            stored = self.stored()
+            for partition, offset in positions.items():
+                assert stored.get(partition, 0) >= offset, f"closing lost what was processed of {partition}"
 
     def wait(self) -> None:
         self.disk.advance(self.rng.choice([100, 1000, INTERVAL_MS // 2, INTERVAL_MS + 1000]))

@@ -59,6 +59,7 @@ from logcore.fs import FS, SharedFS
 from logcore.kernels import TopicRecord
 from logcore.log import Log
 from logcore.names import OFFSETS_TOPIC
+from logcore.notices import WARNING, tell
 from logcore.reader import listen_to
 from logcore.registry import Registry
 from logcore.registry.paths import Pattern
@@ -114,6 +115,7 @@ class Consumer:
         self._first_seen: dict[str, int] = {}  # topic -> how many partitions it had when it was first read
         self._commit_due_ms = 0
         self._is_closed = False
+        self._is_leaving = False  # its group, with the commits that it makes now
         self._using = threading.RLock()  # a listener seeks and commits in the middle of poll()
         self._depth = 0  # of methods that run; changed under the lock
         self._moved = threading.Condition()
@@ -170,7 +172,7 @@ class Consumer:
                 if self._member is not None:
                     self._leave(self._member)
                 elif self._settings.enable_auto_commit:
-                    self._commit_quietly()
+                    self._commit_finished()
             finally:
                 self._is_closed = True
                 for reading in self._readings.values():
@@ -182,11 +184,13 @@ class Consumer:
 
     def _leave(self, member: GroupMember) -> None:
         """Commits what is finished, tells the listener, and gives the place up, whatever the listener raises."""
+        self._is_leaving = True
         try:
             if self._settings.enable_auto_commit:
-                self._commit_quietly()
+                self._commit_finished()
             self._revoke(frozenset(self._readings))
         finally:
+            self._is_leaving = False
             self._set_readings(frozenset())
             self._share = frozenset()
             if self._fs.forks == self._forks:  # else the place is the parent's
@@ -455,7 +459,9 @@ class Consumer:
     def commit_elsewhere(self) -> None:
         """As commit(), in another thread than the one that reads: what that was handed out until now."""
         self._check_open()
-        self._commit(self._take_positions())
+        error = self._store(self._take_positions())
+        if error is not None:
+            self._refuse(error)
 
     def _take_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """What commit() stores by default."""
@@ -475,20 +481,32 @@ class Consumer:
         return found
 
     def _commit(self, chosen: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        """A member that keeps its partitions in a rebalance may commit for the generation that began since it asked for
+        a place there. It enters that first.
+        """
+        error = self._store(chosen)
+        is_outdated = error is GroupError.ILLEGAL_GENERATION
+        if is_outdated and self._member is not None and self._member.enter_generation():
+            error = self._store(chosen)
+        if error is not None:
+            self._refuse(error)
+
+    def _store(self, chosen: Mapping[TopicPartition, OffsetAndMetadata]) -> GroupError | None:
         stores = self._offsets()
         if not chosen:
-            return
+            return None
         now_ms = self._fs.now_ms()
         rows: dict[OffsetKey, Committed] = {
             one: Committed(each.offset, each.leader_epoch, each.metadata, now_ms) for one, each in chosen.items()
         }
-        error = stores.commit(Committer(*self._group_metadata()), rows)
+        error = stores.commit(Committer(*self._group_metadata(), is_leaving=self._is_leaving), rows)
         if error is not None:
-            self._refuse(error)
+            return error
         for one, each in chosen.items():
             reading = self._readings.get(one)
             if reading is not None:
                 reading.stored = each.offset
+        return None
 
     def group_metadata(self) -> GroupMetadata:
         """Which member of its group this consumer is now, for TransactionalProducer.send_offsets_to_transaction().
@@ -524,20 +542,32 @@ class Consumer:
                 assert self._groups is not None
                 raise CommitFailedError(f"offsets {group} were not stored: {error.name}") from self._groups.failure
 
-    def _commit_quietly(self) -> None:
-        """Commits what is finished. If the group refuses it, the next owner processes it again.
+    def _finished(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What auto-commit has to store."""
+        return {
+            one: OffsetAndMetadata(reading.finished)
+            for one, reading in self._readings.items()
+            if reading.finished is not None and reading.finished != reading.stored
+        }
+
+    def _commit_finished(self) -> None:
+        """Before partitions are given up. If the group refuses it, the next owner processes it again.
 
         A disk that fails is reported by groups.py.
         """
         if self._groups is None:
             return
-        chosen = {
-            one: OffsetAndMetadata(reading.finished)
-            for one, reading in self._readings.items()
-            if reading.finished is not None and reading.finished != reading.stored
-        }
-        with contextlib.suppress(CommitFailedError, RebalanceInProgressError, FencedInstanceError):
+        chosen = self._finished()
+        try:
             self._commit(chosen)
+        except (CommitFailedError, RebalanceInProgressError, FencedInstanceError) as error:
+            self._tell_uncommitted(chosen, error)
+
+    def _tell_uncommitted(self, chosen: Mapping[TopicPartition, OffsetAndMetadata], reason: object) -> None:
+        group_id = self._settings.group_id
+        for one, each in chosen.items():
+            text = "group %s: %s was processed up to offset %d, which is not committed: %s"
+            tell("consumer", WARNING, text, group_id, one, each.offset, reason)
 
     def _commit_when_due(self) -> None:
         settings = self._settings
@@ -548,7 +578,9 @@ class Consumer:
             self._commit_due_ms = now_ms + settings.auto_commit_interval_ms
         if now_ms >= self._commit_due_ms:
             self._commit_due_ms = now_ms + settings.auto_commit_interval_ms
-            self._commit_quietly()
+            # What is refused now is stored before the partitions are given up.
+            with contextlib.suppress(CommitFailedError, RebalanceInProgressError, FencedInstanceError):
+                self._commit(self._finished())
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -786,6 +818,8 @@ class Consumer:
     def _hear(self, member: GroupMember, heard: Heard | Share) -> None:
         mine = frozenset(self._readings)
         if heard is LOST:
+            if self._settings.enable_auto_commit:
+                self._tell_uncommitted(self._finished(), "this consumer was removed from its group")
             self._set_readings(frozenset())
             self._share = frozenset()
             if self._ownership is not None:
@@ -806,7 +840,7 @@ class Consumer:
     def _give_up(self, partitions: frozenset[TopicPartition]) -> None:
         """Commits what is finished of them, tells the listener, and reads them no more."""
         if self._settings.enable_auto_commit and partitions:
-            self._commit_quietly()
+            self._commit_finished()
         try:
             self._revoke(partitions)
         finally:

@@ -151,7 +151,9 @@ class GroupMember:
                 return None
             result = self._joining.result
             self._joining = None
-            return self._joined(result)
+            heard = self._joined(result)
+            if self._syncing is None:
+                return heard
         if self._syncing is not None:
             if not self._syncing.is_there:
                 return self._beat()
@@ -163,6 +165,17 @@ class GroupMember:
         if self._divided is not None and self._divided != {name: self._partitions_of(name) for name in self._divided}:
             return REJOIN
         return self._beat()
+
+    def enter_generation(self) -> bool:
+        """Looks whether the generation that it joins has begun, and is a member of that then. What it has in it, step()
+        says later. Raises InvalidConfigError where the assignor fails.
+        """
+        if self._joining is None or not isinstance(self._joining.result, Joined):
+            return False
+        result = self._joining.result
+        self._joining = None
+        self._joined(result)
+        return True
 
     def _beat(self) -> Heard | None:
         error = self._groups.heartbeat(self.group_id, self.member_id, self.instance_id, self.generation)
@@ -191,7 +204,7 @@ class GroupMember:
                 failure = self._groups.failure
                 raise ConsumerStateError(f"group {self.group_id!r} refused: {error.name}") from failure
 
-    def _joined(self, result: Joined | JoinRefused) -> Heard | Share | None:
+    def _joined(self, result: Joined | JoinRefused) -> Heard | None:
         if isinstance(result, JoinRefused):
             if result.error is GroupError.REBALANCE_IN_PROGRESS:
                 self._wants_to_join = True
@@ -215,7 +228,7 @@ class GroupMember:
                 assignments=assignments,
             )
         )
-        return self.step()
+        return None
 
     def _divide(self, joined: Joined) -> dict[str, bytes]:
         members = []

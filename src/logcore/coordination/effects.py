@@ -97,7 +97,8 @@ class Sync:
 class Committer:
     """Who commits. generation: -1 for one that is no member; of a member of the consumer protocol, its epoch.
 
-    knows_epochs: whether the request is one that can name an epoch.
+    knows_epochs: whether the request is one that can name an epoch. is_leaving: whether it leaves with this commit, and
+    so does not ask again; said in this process, never in Kafka's protocol.
     """
 
     group_id: str
@@ -105,6 +106,7 @@ class Committer:
     member_id: str
     instance_id: str | None
     knows_epochs: bool = False
+    is_leaving: bool = False
 
     @property
     def is_member(self) -> bool:

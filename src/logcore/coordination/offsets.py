@@ -2,6 +2,8 @@
 
 Rules:
 - A commit is seen, and answered, once its record is on disk.
+- A member may not commit while the leader divides the partitions, and asks again. One that leaves may: until the leader
+  has divided them, nobody else has been given what it read.
 - Until then it counts as about to be there: who deletes the group or the topic meanwhile deletes it too.
 - A commit inside a transaction counts once the transaction's marker says so, unless a later one counts by then.
 
@@ -46,7 +48,7 @@ def check_commit(group: Group, who: Committer, now_ms: int, *, rules: Rules) -> 
     error = group.check_generation(who.member_id, who.instance_id, who.generation)
     if error is not None:
         return error, []
-    if group.state == COMPLETING:
+    if group.state == COMPLETING and not who.is_leaving:
         return GroupError.REBALANCE_IN_PROGRESS, []
     step = membership.Step(group, rules, now_ms)
     step.renew(group.members[who.member_id])
