@@ -9,7 +9,7 @@ import ast
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -136,12 +136,19 @@ def is_worldly(name: str) -> bool:
     )
 
 
-@pytest.mark.parametrize("module", PURE_MODULES)
-def test_only_fs_meets_the_world(module):
-    allowed = ALLOWED.get(module, set())
-    found = sorted({(line, name) for line, name in uses(parse(module)) if is_worldly(name) and name not in allowed})
-    lines = "".join(f"\n  {MODULES[module].relative_to(ROOT)}:{line}: {name}" for line, name in found)
-    assert not found, f"disk, clock and chance come in as arguments, through logcore.fs:{lines}"
+def listed(found: Iterable[tuple[str, int, str]]) -> str:
+    """A line for each place: module, line in it, what was found there."""
+    return "".join(f"\n  {MODULES[module].relative_to(ROOT)}:{line}: {text}" for module, line, text in found)
+
+
+def test_only_fs_meets_the_world():
+    found = set()
+    for module in PURE_MODULES:
+        allowed = ALLOWED.get(module, set())
+        for line, name in uses(parse(module)):
+            if is_worldly(name) and name not in allowed:
+                found.add((module, line, name))
+    assert not found, f"disk, clock and chance come in as arguments, through logcore.fs:{listed(sorted(found))}"
 
 
 @pytest.mark.parametrize(
@@ -198,15 +205,26 @@ def imports_anywhere(tree: ast.Module) -> Iterator[tuple[int, str]]:
     return ((line, name.split(".")[0]) for line, name in uses(tree))
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if not is_exempt(module)])
-def test_optional_packages_are_imported_inside_functions(module):
-    found = [(line, name) for line, name in imported_at_import_time(parse(module)) if name in INSIDE_FUNCTIONS_ONLY]
-    assert not found, f"{MODULES[module].relative_to(ROOT)}: import inside the function that needs it: {found}"
+def test_optional_packages_are_imported_inside_functions():
+    found = []
+    for module in MODULES:
+        if is_exempt(module):
+            continue
+        for line, name in imported_at_import_time(parse(module)):
+            if name in INSIDE_FUNCTIONS_ONLY:
+                found.append((module, line, name))
+    assert not found, f"import it inside the function that needs it:{listed(found)}"
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if module.split(".")[0] != "pyspark_logcore"])
-def test_pyspark_stays_in_its_adapter(module):
-    assert not [use for use in imports_anywhere(parse(module)) if use[1] == "pyspark"]
+def test_pyspark_stays_in_its_adapter():
+    found = []
+    for module in MODULES:
+        if module.split(".")[0] == "pyspark_logcore":
+            continue
+        for line, name in imports_anywhere(parse(module)):
+            if name == "pyspark":
+                found.append((module, line, name))
+    assert not found, f"only pyspark_logcore imports pyspark:{listed(found)}"
 
 
 def test_layers_hold():

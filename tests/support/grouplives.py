@@ -25,7 +25,7 @@ def opened(disk: SimulatedDisk) -> LogDir:
 
 
 class Worker:
-    """A consumer and what it knows. hand: what it was given and has not processed. polled_ms: when it was last asked."""
+    """A consumer and what it knows. hand: what it was given and has not processed. polled_ms: of its last poll."""
 
     def __init__(self, consumer: Consumer, *, is_automatic: bool) -> None:
         self.consumer = consumer
