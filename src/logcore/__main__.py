@@ -10,13 +10,13 @@ import importlib.util
 import json
 import sys
 
-from logcore.cli.installation import installation, installation_text
-
 
 def main() -> None:
     """The entry point. Exit codes are those of cli/program.py."""
     arguments = sys.argv[1:]
     if arguments in (["info"], ["info", "--json"]):
+        from logcore.cli.installation import installation, installation_text
+
         print(json.dumps(installation()) if "--json" in arguments else installation_text())
         return
     if importlib.util.find_spec("click") is None:

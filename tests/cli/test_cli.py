@@ -513,6 +513,7 @@ def test_wrong_usage_exits_2(path):
         done = run(*arguments)
         assert done.code == 2
         assert "Traceback" not in done.err
+    assert "Did you mean 'read'?" in run("red").err
     assert run("append", path, "--key", "a").code == 2
     assert run("append", path, "--key-field", "a").code == 2
 
@@ -551,11 +552,29 @@ def test_without_click_info_works_and_the_rest_says_what_to_install(tmp_path):
 
 
 def test_help_needs_no_table_and_no_codec():
-    heavy = ["rich", "pyarrow", "lz4", "zstandard", "crc32c", "asyncio"]
-    command = f"import sys, logcore.cli.commands; print([name for name in {heavy} if name in sys.modules])"
+    heavy = {"rich", "pyarrow", "lz4", "zstandard", "crc32c", "asyncio"}
+    assert not heavy & modules_after("--help")
+
+
+def test_a_command_imports_no_other(path):
+    assert "logcore.cli.groups" in modules_after("--help")
+    needed = modules_after("verify", str(path), "--help")
+    assert {name for name in needed if name.startswith("logcore.cli.")} == {
+        "logcore.cli.care",
+        "logcore.cli.commands",
+        "logcore.cli.program",
+        "logcore.cli.terminal",
+    }
+
+
+def modules_after(*arguments):
+    """What a process has imported when a command is over."""
+    command = "import sys; from logcore.cli.commands import main; main(standalone_mode=False); print(*sys.modules)"
     environment = {**os.environ, "PYTHONPATH": SOURCE}
-    done = subprocess.run([sys.executable, "-c", command], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    done = subprocess.run(
+        [sys.executable, "-c", command, *arguments], env=environment, capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.splitlines()[-1].split())
 
 
 def test_tables_are_aligned_in_a_pipe(capsys):
