@@ -95,7 +95,7 @@ def places(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("recipe", ALLOWED)
-@pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [29, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_kill_at_each_change(places: Path, recipe: str, every: int) -> None:
     (places / "calm").mkdir()
     prepare(places / "calm")

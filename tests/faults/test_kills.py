@@ -159,7 +159,7 @@ def scenarios(campaign: Campaign, seed: int) -> Iterator[Scenario]:
 
 def test_kills_at_every_kind_of_place(ram: Path) -> None:
     """First a kill at each place that is like no other, then anywhere."""
-    count = int(os.environ.get("LOGCORE_KILLS", "50"))
+    count = int(os.environ.get("LOGCORE_KILLS", "30"))
     campaign = Campaign(ram)
     rng = random.Random(SEED)
     first: list[tuple[Scenario, Strike, Site]] = []

@@ -204,7 +204,7 @@ def test_many_half_sent_large_requests_share_a_bounded_memory(connect: Any, serv
     good.create()
     crowd = [connect() for _ in range(30)]
     for client in crowd:
-        client.sock.settimeout(0.2)
+        client.sock.settimeout(0.05)
         try:
             client.sock.sendall(struct.pack(">i", 1 << 20) + bytes(900_000))
         except OSError:

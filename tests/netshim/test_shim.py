@@ -275,9 +275,9 @@ def test_commits_outlive_the_broker(kafka_factory: Any, tmp_path: Path) -> None:
     consumer.subscribe(["t"])
     seen = [message.value() for message in take(consumer, 25)]
     consumer.commit(asynchronous=False)
+    consumer.close()  # later its place would be kept until its session ends, six seconds
     port = first.port
     first.stop()
-    consumer.close()
     second = kafka_factory(tmp_path / "data", port=port)
     consumer = confluent_consumer(second, "g")
     consumer.subscribe(["t"])

@@ -137,6 +137,7 @@ def written(spark: SparkSession, path: Path, topic: str) -> list[bytes]:
     return sorted(bytes(row["value"]) for row in found)
 
 
+@pytest.mark.slow  # eight seconds of Spark; test_sink_kills.py has drivers that go on with other tasks
 def test_a_batch_that_is_replayed_with_other_tasks_is_written_once(
     spark: SparkSession, data: Path, tmp_path: Path
 ) -> None:
