@@ -974,6 +974,24 @@ MISTAKES: Final = (
         "consumer/test_consumer_groups.py",
     ),
     Mistake(
+        "turn_that_is_not_used_is_kept", "netshim/connection.py",
+        "            self._workload.leave_line(self)  # others behind it may go on meanwhile\n",
+        "            pass\n",
+        "netshim/test_connection.py",
+    ),
+    Mistake(
+        "requests_of_a_connection_that_ended_stay_in_work", "netshim/connection.py",
+        "                    self._workload.end()\n",
+        "                    pass\n",
+        "netshim/test_connection.py",
+    ),
+    Mistake(
+        "parked_requests_count_as_work", "netshim/broker.py",
+        "Answer(is_parked=api.key in _PARKED)",
+        "Answer()",
+        "netshim/test_hostile.py",
+    ),
+    Mistake(
         "close_after_an_error_finishes_all", "logcore/consumer/consumer.py",
         "self._close(is_done=kind is None)",
         "self._close(is_done=True)",

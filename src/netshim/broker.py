@@ -26,6 +26,8 @@ from netshim.wire import codes
 _log = logging.getLogger("netshim")
 
 Piece = wire.Buffer
+#: What waits for records or for other members, and not for work of the broker.
+_PARKED: Final = frozenset(api.key for api in (wire.FETCH, wire.JOIN_GROUP, wire.SYNC_GROUP))
 #: APIs of which each refusal is worth a line: what changes something, and what a client needs to go on.
 _NOTED: Final = frozenset(
     api.key
@@ -110,7 +112,7 @@ class Broker:
         except Exception as error:
             response = error
         if isinstance(response, Answer):
-            encoded = Answer()
+            encoded = Answer(is_parked=api.key in _PARKED)
             waited = response
             encoded.when_cancelled(waited.cancel)
 

@@ -6,6 +6,7 @@ Rules (wire protocol section 2; limits: docs/netshim.md, Settings):
 - The buffer grows with the bytes that came, never with the size that was announced.
 - Room for large frames is shared. Who waits for it is not called slow; who is slow gives it up to those who wait.
 - Reading pauses while too many requests or too many response bytes are outstanding, and goes on by itself.
+- The requests of all connections that are in work have a limit of their own. Connections above it take turns.
 
 This module decodes no request and owns no socket: it is given a function that answers frames.
 """
@@ -114,15 +115,65 @@ class Budget:
         return ended
 
 
+class Workload:
+    """Requests of all connections that are in work: taken, not answered, and not parked.
+
+    A connection that finds no room stands in line, and takes no request until it is the first and there is room. Then
+    it takes one and stands in line again, so that a busy connection does not keep others waiting.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.count = 0
+        self._line: dict[Connection, None] = {}  # first come first
+
+    def has_room(self, holder: Connection) -> bool:
+        """Whether holder may take a request now; else it is woken when it may."""
+        is_first = holder is next(iter(self._line), holder)
+        if not is_first or self.count >= self.limit:
+            self._line[holder] = None
+            return False
+        self._line.pop(holder, None)
+        self._call_first(self.limit - 1)  # with the room that this request leaves
+        return True
+
+    def is_in_line(self, holder: Connection) -> bool:
+        return holder in self._line
+
+    def leave_line(self, holder: Connection) -> None:
+        if holder in self._line:
+            del self._line[holder]
+            self._call_first(self.limit)
+
+    def begin(self) -> None:
+        self.count += 1
+
+    def end(self) -> None:
+        self.count -= 1
+        self._call_first(self.limit)
+
+    def _call_first(self, limit: int) -> None:
+        first = next(iter(self._line), None)
+        if first is not None and self.count < limit:
+            first.wake()
+
+
 class Connection:
     """State of one connection. ready: called when there may be something to take() or reading may go on."""
 
     def __init__(
-        self, handle: Handle, settings: Settings, budget: Budget, now_ms: int, ready: Callable[[], None]
+        self,
+        handle: Handle,
+        settings: Settings,
+        budget: Budget,
+        workload: Workload,
+        now_ms: int,
+        ready: Callable[[], None],
     ) -> None:
         self._handle = handle
         self._settings = settings
         self._budget = budget
+        self._workload = workload
         self._ready = ready
         self._buffer = bytearray(_SMALL_BYTES)
         self._view = memoryview(self._buffer)
@@ -189,13 +240,13 @@ class Connection:
         limit = self._settings.max_request_bytes
         handle = self._handle
         before = self._start
-        while self._end - self._start >= 4 and not self.is_full:
+        while self._end - self._start >= 4 and not self._is_at_limit:
             start = self._start
             size = int.from_bytes(view[start : start + 4], "big", signed=True)
             if not 0 < size <= limit:
                 raise CloseConnection(f"a frame of {size} bytes; expected 1 to {limit}")
             stop = start + 4 + size
-            if stop > self._end:
+            if stop > self._end or not self._workload.has_room(self):
                 break
             self._start = stop
             reply = handle(view[start + 4 : stop], now_ms)
@@ -204,9 +255,11 @@ class Connection:
             if isinstance(reply, Answer) or self._slots:
                 self._slots.append(reply)
                 if isinstance(reply, Answer):
-                    reply.then(self._settled)
+                    self._await(reply)
             else:
                 self._put(reply)
+        if self._is_at_limit:
+            self._workload.leave_line(self)  # others behind it may go on meanwhile
         self.is_waiting = self._end - self._start >= 4 and self.is_full
         if self._start == self._end:
             self._start = self._end = 0
@@ -247,6 +300,11 @@ class Connection:
     @property
     def is_full(self) -> bool:
         """Whether no further request is to be taken before some are answered and read."""
+        return self._is_at_limit or self._workload.is_in_line(self)
+
+    @property
+    def _is_at_limit(self) -> bool:
+        """The same by the limits of this connection alone."""
         return (
             self._draining
             or len(self._slots) >= self._settings.max_pipelined_requests
@@ -272,6 +330,17 @@ class Connection:
         return None
 
     # -- out -----------------------------------------------------------------------------------------------------
+
+    def _await(self, answer: Answer) -> None:
+        if answer.is_parked:
+            answer.then(self._settled)
+            return
+        self._workload.begin()
+        answer.then(self._worked)
+
+    def _worked(self, _: object) -> None:
+        self._workload.end()
+        self._settled(_)
 
     def _settled(self, _: object) -> None:
         slots = self._slots
@@ -335,9 +404,12 @@ class Connection:
         self._budget.give(self, held)
         self._handle = _answer_nothing
         self._ready = _do_nothing
+        self._workload.leave_line(self)
         for slot in self._slots:
             if isinstance(slot, Answer):
                 slot.cancel()
+                if not slot.is_set and not slot.is_parked:
+                    self._workload.end()
         self._slots.clear()
         self._outgoing.clear()
         self.unsent_bytes = 0

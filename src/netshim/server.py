@@ -33,7 +33,7 @@ from logcore.directory.upkeep import Upkeep
 from logcore.fs import FS, OS
 from logcore.registry.views import register_broker
 from netshim.broker import Broker
-from netshim.connection import Budget, Connection
+from netshim.connection import Budget, Connection, Workload
 from netshim.session import Session
 from netshim.settings import Settings
 from netshim.waiting import CloseConnection
@@ -109,7 +109,9 @@ class _Peer(asyncio.BufferedProtocol):
         transport.set_write_buffer_limits(high=_UNSENT_BYTES)
         host, port = server.advertised or (str(name[0]), int(name[1]))
         handle = partial(server.broker.handle, Session(host, port, self.address))
-        self.connection = Connection(handle, server.settings, server.budget, server.now_ms(), self.flush_soon)
+        self.connection = Connection(
+            handle, server.settings, server.budget, server.workload, server.now_ms(), self.flush_soon
+        )
         self.is_open = True
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -233,6 +235,7 @@ class Server:
     broker: Broker
     loop: asyncio.AbstractEventLoop
     budget: Budget
+    workload: Workload
     port: int
     _deadline: float
     _next_look: float
@@ -297,6 +300,7 @@ class Server:
         """
         self.loop = asyncio.get_running_loop()
         self.budget = Budget(self.settings.max_buffered_bytes)
+        self.workload = Workload(self.settings.max_requests_in_work)
         self._pool = ThreadPoolExecutor(_SYNC_THREADS, thread_name_prefix="netshim-disk")
         try:
             self.logdir: LogDir = await self.loop.run_in_executor(self._pool, self._open)

@@ -73,6 +73,9 @@ class Settings:
     max_connections: int = _setting(1_024, 1, doc="Most connections; more are refused.")
     max_connections_per_address: int = _setting(1_024, 1, doc="Most connections of one address.")
     max_pipelined_requests: int = _setting(64, 1, doc="Most requests of a connection that wait for their answers.")
+    max_requests_in_work: int = _setting(
+        500, 1, doc="Most requests of all connections in work; those that wait for records or members do not count."
+    )
     max_unread_bytes: int = _setting(
         32 << 20, 1 << 16, doc="Most of responses that a client has not read; above it, its requests wait."
     )

@@ -28,11 +28,15 @@ class CloseConnection(Exception):
 
 
 class Answer:
-    """A response that comes later: set once, and told to the caller that asked for it."""
+    """A response that comes later: set once, and told to the caller that asked for it.
 
-    __slots__ = ("_cancel", "_then", "is_cancelled", "is_set", "value")
+    is_parked: it waits for records or for other members, for as long as the client said, and nothing works on it.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_cancel", "_then", "is_cancelled", "is_parked", "is_set", "value")
+
+    def __init__(self, *, is_parked: bool = False) -> None:
+        self.is_parked = is_parked
         self.is_set = self.is_cancelled = False
         self.value: Any = None
         self._then: Callable[[Any], None] | None = None

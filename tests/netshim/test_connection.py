@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netshim.connection import Budget, Connection
+from netshim.connection import Budget, Connection, Workload
 from netshim.settings import Settings
 from netshim.waiting import Answer, CloseConnection
 
@@ -23,13 +23,21 @@ def frame(body: bytes) -> bytes:
 class Host:
     """A connection whose handler remembers frames and answers each with its own bytes, at once or when told."""
 
-    def __init__(self, *, later: bool = False, budget: int | Budget = 1 << 30, **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        later: bool = False,
+        budget: int | Budget = 1 << 30,
+        workload: int | Workload = 500,
+        **settings: Any,
+    ) -> None:
         self.frames: list[bytes] = []
         self.answers: list[Answer] = []
         self.later = later
         self.readied = 0
         self.budget = Budget(budget) if isinstance(budget, int) else budget
-        self.connection = Connection(self.handle, Settings(**settings), self.budget, 0, self.ready)
+        self.workload = Workload(workload) if isinstance(workload, int) else workload
+        self.connection = Connection(self.handle, Settings(**settings), self.budget, self.workload, 0, self.ready)
 
     def handle(self, view: memoryview, now_ms: int) -> Any:
         body = bytes(view)
@@ -38,7 +46,7 @@ class Host:
             return None
         if not self.later:
             return [frame(body)]
-        self.answers.append(Answer())
+        self.answers.append(Answer(is_parked=body.startswith(b"parked")))
         return self.answers[-1]
 
     def ready(self) -> None:
@@ -135,6 +143,94 @@ def test_too_many_outstanding_requests_wait_in_the_buffer() -> None:
         host.answers[n].set([b"a"])
         host.connection.process(0)
     assert len(host.frames) == 10
+
+
+def crowd(count: int, limit: int, **settings: Any) -> list[Host]:
+    workload = Workload(limit)
+    return [Host(later=True, workload=workload, **settings) for _ in range(count)]
+
+
+def test_requests_in_work_have_a_limit_over_all_connections() -> None:
+    first, second, third = crowd(3, 4)
+    first.feed(frame(b"parked") * 3 + frame(b"a") * 3)
+    second.feed(frame(b"b") * 3)
+    third.feed(frame(b"c"))
+    assert (len(first.answers), len(second.frames), len(third.frames)) == (6, 1, 0)
+    assert first.workload.count == 4, "those that are parked do not count"
+    assert not first.connection.is_full
+    assert second.connection.is_full and third.connection.is_full, "neither reads more meanwhile"
+    first.answers[-1].set([b"a"])
+    assert (second.readied, third.readied) == (1, 0), "in turn"
+    third.connection.process(0)
+    assert not third.frames
+    second.connection.process(0)
+    assert (len(second.frames), first.workload.count) == (2, 4)
+    first.answers[-2].set([b"a"])
+    assert third.readied == 1, "it took one, and then it was the next one's turn"
+    third.connection.process(0)
+    assert (len(second.frames), len(third.frames)) == (2, 1)
+
+
+def test_a_connection_that_ends_gives_back_its_requests_and_its_turn() -> None:
+    first, second, third = crowd(3, 2)
+    first.feed(frame(b"a") * 3 + frame(b"parked"))
+    second.feed(frame(b"b"))
+    third.feed(frame(b"c"))
+    first.connection.close()
+    assert first.workload.count == 0
+    assert second.readied and not third.readied
+    second.connection.close()
+    assert third.readied
+    third.connection.process(0)
+    assert third.frames == [b"c"]
+    first.answers[0].set([b"late"])
+    assert first.workload.count == 1, "counted once"
+
+
+def test_who_cannot_use_its_turn_gives_it_up() -> None:
+    first, second, third = crowd(3, 2, max_unread_bytes=1 << 16)
+    second.feed(frame(b"parked"))
+    first.feed(frame(b"a") * 2)
+    second.feed(frame(b"b"))
+    third.feed(frame(b"c"))
+    second.answers[0].set([bytes(1 << 17)])  # which its client does not read
+    first.answers[0].set([b"a"])
+    second.connection.process(0)
+    assert third.readied == 1
+    third.connection.process(0)
+    assert (second.frames, third.frames) == ([b"parked"], [b"c"])
+    second.sent()
+    second.connection.process(0)
+    assert second.frames == [b"parked"]
+    first.answers[1].set([b"a"])
+    second.connection.process(0)
+    assert second.frames == [b"parked", b"b"]
+
+
+@given(st.data())
+def test_no_request_waits_for_ever_whatever_ends_and_comes(data: st.DataObject) -> None:
+    hosts = crowd(4, 3, max_pipelined_requests=3)
+    owed: set[int] = set()
+    for number in range(data.draw(st.integers(1, 40))):
+        host = data.draw(st.sampled_from(hosts))
+        if data.draw(st.booleans()):
+            host.feed(frame(data.draw(st.sampled_from([b"parked", b"work"])) + b"%d" % number))
+        else:
+            unset = [answer for answer in host.answers if not answer.is_set]
+            if unset:
+                data.draw(st.sampled_from(unset)).set([b"done"])
+        assert hosts[0].workload.count <= 3
+        owed.add(number)
+    for _ in range(50):
+        for host in hosts:
+            if host.readied:
+                host.readied = 0
+                host.connection.process(0)
+            for answer in host.answers:
+                if not answer.is_set:
+                    answer.set([b"done"])
+    assert hosts[0].workload.count == 0
+    assert not any(host.connection.is_waiting for host in hosts)
 
 
 def test_a_shared_budget_starves_and_feeds_again() -> None:
@@ -255,7 +351,7 @@ def test_a_closed_connection_keeps_nothing_alive() -> None:
 
     class Peer:
         def __init__(self, budget: Budget) -> None:
-            self.connection = Connection(self.handle, Settings(), budget, 0, self.ready)
+            self.connection = Connection(self.handle, Settings(), budget, Workload(1), 0, self.ready)
 
         def handle(self, view: memoryview, now_ms: int) -> Any:
             return self.answer

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 import logcore
 import netshim
 from logcore import recordbatch
+from logcore.fs import OS
 from netshim import wire
 from netshim.testing import Kafka
 from netshim.waiting import Answer
@@ -213,6 +215,43 @@ def test_many_half_sent_large_requests_share_a_bounded_memory(connect: Any, serv
     assert good.produce([b"v"]).error_code == 0
     settled(lambda: len(server.server._peers) == 1)
     settled(lambda: server.server.budget.used_bytes == 0)
+
+
+def test_requests_in_work_hold_back_others_until_they_are_answered(
+    kafka_factory: Callable[..., Kafka], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk stands still: what waits for it counts, a fetch that waits for records does not."""
+    disk = threading.Event()
+    disk.set()
+    monkeypatch.setattr(os, "fdatasync", lambda handle: disk.wait())
+    broker = kafka_factory(tmp_path / "work", fs=OS, durability="always", max_requests_in_work=2)
+    broker.create_topic("t", 1)
+    clients = [Client(broker.port) for _ in range(5)]
+    parked, *busy, late = clients
+    request = wire.METADATA.Request(topics=[], allow_auto_topic_creation=False)
+    partition = wire.FETCH.Request.Topic.Partition(partition=0, partition_max_bytes=1 << 20)
+    topic = wire.FETCH.Request.Topic(topic="t", partitions=[partition])
+    parked.send(wire.FETCH, 11, wire.FETCH.Request(topics=[topic], max_wait_ms=60_000, min_bytes=1 << 20))
+    disk.clear()
+    try:
+        for client in busy:
+            client.begin_produce([b"v"])
+        settled(lambda: broker.server.server.workload.count == 2)
+        late.send(wire.METADATA, 12, request)
+        late.sock.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            late.frame()
+        assert broker.server.server.workload.count == 2
+        disk.set()
+        late.sock.settimeout(DEADLINE_S)
+        assert late.answer(wire.METADATA, 12).cluster_id
+        for client in busy:
+            assert client.produced().error_code == 0
+        assert broker.server.server.workload.count == 0
+    finally:
+        disk.set()
+        for client in clients:
+            client.close()
 
 
 # -- the right errors ----------------------------------------------------------------------------------------------

@@ -44,14 +44,23 @@ class Client:
         return data
 
     def produce(self, values: list[bytes], topic: str = "t", acks: int = -1, records: bytes | None = None) -> Any:
+        self.begin_produce(values, topic, acks, records)
+        if not acks:
+            return None
+        return self.produced()
+
+    def begin_produce(
+        self, values: list[bytes], topic: str = "t", acks: int = -1, records: bytes | None = None
+    ) -> None:
+        """Sends what produce() sends, and waits for nothing."""
         request = wire.PRODUCE.Request
         batch = recordbatch.encode([(None, value) for value in values], now_ms=1) if records is None else records
         partition = request.Topic.Partition(index=0, records=batch)
-        body = request(acks=acks, timeout_ms=1000, topic_data=[request.Topic(name=topic, partition_data=[partition])])
-        if not acks:
-            self.send(wire.PRODUCE, 9, body)
-            return None
-        return self.ask(wire.PRODUCE, 9, body).responses[0].partition_responses[0]
+        topics = [request.Topic(name=topic, partition_data=[partition])]
+        self.send(wire.PRODUCE, 9, request(acks=acks, timeout_ms=1000, topic_data=topics))
+
+    def produced(self) -> Any:
+        return self.answer(wire.PRODUCE, 9).responses[0].partition_responses[0]
 
     def fetch(self, offset: int = 0, topic: str = "t", partition: int = 0, **more: Any) -> Any:
         request = wire.FETCH.Request

@@ -34,7 +34,7 @@ from logcore import recordbatch
 from logcore.testing import SimulatedDisk
 from netshim import wire
 from netshim.broker import Broker
-from netshim.connection import Budget, Connection
+from netshim.connection import Budget, Connection, Workload
 from netshim.session import Session
 from netshim.settings import Settings
 from netshim.waiting import CloseConnection
@@ -83,7 +83,7 @@ class Line:
         self.world = world
         self.asked: deque[tuple[int, int, int]] = deque()  # key, version, correlation id of what may be answered
         self.connection = Connection(
-            world.handle, world.broker.state.settings, world.budget, world.now_ms, lambda: None
+            world.handle, world.broker.state.settings, world.budget, world.workload, world.now_ms, lambda: None
         )
 
     def feed(self, frame: bytes) -> None:
@@ -316,6 +316,7 @@ class World:
         self.broker = Broker(self.logdir, settings, self.submit, lambda: f"id-{next(ids)}")
         self.handle = partial(self.broker.handle, Session("127.0.0.1", 9092, "127.0.0.1"))
         self.budget = Budget(64 << 20)
+        self.workload = Workload(8)
         self.broker.tick(self.now_ms)
         self.run()
         self.honest = Honest(self)
@@ -433,6 +434,8 @@ class World:
         self.logdir.close()
         if self.budget.used_bytes:
             raise Harm(f"{self.budget.used_bytes} bytes are not given back")
+        if self.workload.count:
+            raise Harm(f"{self.workload.count} requests that were answered count as work")
         if self.errors.found:
             raise Harm(f"{self.errors.found}")
 
