@@ -135,7 +135,7 @@ def _cut_locked(writer: Writer, offset: int, slot: int, position: int, tail: byt
         writer.set_checkpoint(checkpoint.RECOVERY_POINT, offset)
     if writer.own_checkpoint(checkpoint.CLEANER) > offset:  # the records that follow were never compacted
         writer.set_checkpoint(checkpoint.CLEANER, offset)
-    writer.lower_visible_locked(offset)
+    _lower_visible_locked(writer, offset)
     writer.files.unseal(state.segments[slot:])
     cut = state.segments[slot]
     fills_gap = bool(tail) and position == cut.size_bytes
@@ -162,3 +162,19 @@ def _cut_locked(writer: Writer, offset: int, slot: int, position: int, tail: byt
     writer.commit.set_back(offset)
     state.transactions = None
     writer.producers.forget()
+
+
+@locked
+def _lower_visible_locked(writer: Writer, offset: int) -> None:
+    """Before records at and above offset are removed: readers are told that they are gone, and so are notes."""
+    state = writer.state
+    state.visible = min(state.visible, offset)
+    state.wake()
+    if writer.sharing is not None:
+        writer.sharing.cut(offset)
+    else:
+        # Of a replicated log the next opening begins with it.
+        writer.shown.show(state.visible, sync=writer.is_replicated)
+    if writer.is_replicated and writer.own_checkpoint(checkpoint.HIGH_WATERMARK) > offset:
+        # What the leader puts here next is another log, and the next opening begins with what is noted.
+        writer.set_checkpoint(checkpoint.HIGH_WATERMARK, offset)

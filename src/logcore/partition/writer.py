@@ -137,7 +137,7 @@ class Writer(Appender):
         self.last_sync_ms = self.last_recovery_ms
         self.is_resting = False
         self.is_midway = False
-        self._shown = ShownEnd(fs, path, is_replicated=place.is_replicated)
+        self.shown = ShownEnd(fs, path, is_replicated=place.is_replicated)
         self.forks = fs.forks
         self._opened_end = opened.end
         self._level: Level = "disk" if policy.waits else "os"
@@ -296,18 +296,18 @@ class Writer(Appender):
 
     def _open_shown_end(self) -> None:
         if self.durability.waits or self.is_replicated:
-            self._shown.open(self.state.visible, keeps=self.sharing is not None and self.sharing.is_believed)
+            self.shown.open(self.state.visible, keeps=self.sharing is not None and self.sharing.is_believed)
         else:
-            self._shown.remove()
+            self.shown.remove()
 
     def show_elsewhere(self, end: int) -> None:
         """Tells readers in other processes up to where they may read. Raises what a write raises."""
-        self._shown.show(end)
+        self.shown.show(end)
 
     def abandon(self) -> None:
         """Lets go of a log that could not be opened; for open_log() alone."""
         self.state.is_closed = True
-        self._shown.close()
+        self.shown.close()
 
     def close(self) -> None:
         """Syncs, writes what lets the next opening skip its check, and gives the claim up. For Log.close().
@@ -331,7 +331,7 @@ class Writer(Appender):
                         self.claim.fail()
                     self.commit.poison(LogClosedError("the log was closed meanwhile", path=self.path))
                     with self.commit.held(failed=True):  # a sync under way in another thread still uses the files
-                        self._shown.close()
+                        self.shown.close()
                         if self.sharing is not None:
                             self.sharing.leave()
                         # Segments are closed when the last reader lets go of them, not under it.
@@ -367,10 +367,10 @@ class Writer(Appender):
             if self.is_replicated:
                 with contextlib.suppress(DiskFullError, ResourceError):  # a late one is moved up by the leader again
                     self.set_checkpoint(checkpoint.HIGH_WATERMARK, self.state.visible, may_use_reserve=True)
-            elif self._shown.is_open:  # all is on disk now: readers need no limit, and Kafka may append next
+            elif self.shown.is_open:  # all is on disk now: readers need no limit, and Kafka may append next
                 with self.claim.alone() as is_alone:
                     if is_alone:
-                        self._shown.remove()
+                        self.shown.remove()
             self.files.unlink_retired(None)
             self.claim.leave()
         except BaseException:
@@ -746,15 +746,9 @@ class Writer(Appender):
         if self.sharing is not None:
             if self.durability.waits:
                 self.sharing.show(end)
-        elif self._shown.is_open and not self.is_replicated:
+        elif self.shown.is_open and not self.is_replicated:
             self.state.show(end)
-            self._shown.show_if_possible(self.state.visible)
-
-    def hold_back_locked(self) -> None:
-        """Before several segments come to the log at once: readers in other processes, which take what lies before the
-        last segment for shown, are told that the visible end may lie anywhere. Durable, until more is shown.
-        """
-        self._shown.hold_back(self.state.visible)
+            self.shown.show_if_possible(self.state.visible)
 
     def advance_high_watermark(self, offset: int) -> int:
         """See Log.advance_high_watermark()."""
@@ -778,22 +772,8 @@ class Writer(Appender):
                 offset, _ = batch_around(self.state.segments, offset)
             if offset > self.state.visible:
                 self.state.show(offset)
-                self._shown.show_if_possible(offset)
+                self.shown.show_if_possible(offset)
             return self.state.visible
-
-    @locked
-    def lower_visible_locked(self, offset: int) -> None:
-        """Before records at and above offset are removed: readers are told that they are gone, and so are notes."""
-        self.state.visible = min(self.state.visible, offset)
-        self.state.wake()
-        if self.sharing is not None:
-            self.sharing.cut(offset)
-        else:
-            # Of a replicated log the next opening begins with it.
-            self._shown.show(self.state.visible, sync=self.is_replicated)
-        if self.is_replicated and self.own_checkpoint(checkpoint.HIGH_WATERMARK) > offset:
-            # What the leader puts here next is another log, and the next opening begins with what is noted.
-            self.set_checkpoint(checkpoint.HIGH_WATERMARK, offset)
 
     def _note_failure(self, cause: BaseException) -> None:
         if not isinstance(cause, (LogClosedError, CorruptLogError, LogNotFoundError)):
@@ -864,16 +844,6 @@ class Writer(Appender):
         # What stood there when the log was opened was not checked, and a seal would pass its rot for sound.
         if old.is_own and old.size_bytes <= seals.ROLL_BYTES:
             seals.seal(self.fs, old, old.last_offset + 1, new.base_offset)
-
-    @locked
-    def seal_locked(self) -> None:
-        """Makes the active segment one that others may follow; appending to it goes on being possible."""
-        try:
-            self.active.seal()
-        except BaseException as error:
-            if not isinstance(error, (DiskFullError, ResourceError)):
-                self.commit.poison(error)
-            raise
 
 
 def may_change_transactions(data: bytes | memoryview, batches: Sequence[EncodedBatch] | None) -> bool:
