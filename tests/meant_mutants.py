@@ -92,8 +92,8 @@ MISTAKES: Final = (
     Mistake(
         "durable_end_read_before_the_size", "logcore/partition/looking.py",
         "        last.refresh()\n        self._state.end = max(self._state.log_start, last.next_offset())\n"
-        "        # Read after the size: a writer makes this file before its first write, so unsynced bytes "
-        "imply the file.\n"
+        "        # Read after the size: a writer makes this file before its first write, so if there were unsynced "
+        "bytes, the\n        # file exists.\n"
         "        shown = checkpoint.read_shown_end(self._fs, self._path)\n",
         "        shown = checkpoint.read_shown_end(self._fs, self._path)\n"
         "        last.refresh()\n        self._state.end = max(self._state.log_start, last.next_offset())\n",
@@ -243,7 +243,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "snapshot_in_the_middle_of_an_append", "logcore/partition/producerstate.py",
-        "return self._looked_up() if is_midway else self.known()", "return self.known()",
+        "            if is_midway:\n                return self._looked_up()\n", "",
         "partition/test_producers.py::test_a_roll_in_the_middle_of_an_append_leaves_no_half_snapshot",
     ),
     Mistake(
@@ -267,10 +267,10 @@ MISTAKES: Final = (
     # -- recovery
     Mistake(
         "tail_copied_after_the_cut", "logcore/partition/recovery.py",
-        "    quarantine = _copy_tail(fs, segment, bad) if action is Action.QUARANTINE_AND_CUT else None\n"
+        "    if action is Action.QUARANTINE_AND_CUT:\n        quarantine = _copy_tail(fs, segment, bad)\n"
         "    if is_on_disk:\n        segment.cut(bad)\n    else:\n        _keep(fs, segment, bad)\n",
         "    if is_on_disk:\n        segment.cut(bad)\n    else:\n        _keep(fs, segment, bad)\n"
-        "    quarantine = _copy_tail(fs, segment, bad) if action is Action.QUARANTINE_AND_CUT else None\n",
+        "    if action is Action.QUARANTINE_AND_CUT:\n        quarantine = _copy_tail(fs, segment, bad)\n",
         "partition/test_recovery.py::test_a_log_cut_at_every_byte_opens_with_the_longest_whole_prefix",
     ),
     # -- compaction
@@ -698,8 +698,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "shown_when_written_and_not_when_synced", "logcore/partition/sharing.py",
-        "            self.show(writer.commit.durable_end if writer.durability.waits else writer.state.end)\n",
-        "            self.show(writer.state.end)\n",
+        "                visible = writer.commit.durable_end\n            self.show(visible)\n",
+        "                visible = writer.state.end\n            self.show(visible)\n",
         "partition/test_sharing.py",
     ),
     Mistake(

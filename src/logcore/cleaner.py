@@ -1,4 +1,4 @@
-"""Compaction: of each key the last record stays, and tombstones go when every reader has had the time to see them.
+"""Compaction: keeps the last record of each key, and removes tombstones once every reader has had time to see them.
 
 A round looks at the records written since the last one, notes the newest offset of each of their keys in a table of
 bounded size, and rewrites the segments up to there without what is superseded. Small segments are joined.
@@ -6,8 +6,8 @@ bounded size, and rewrites the segments up to there without what is superseded. 
 Rules (storage format section 9, Kafka's Cleaner):
 - Offsets never change, order is kept, and a batch keeps its head: sequence, epochs, producer.
 - The active segment, records younger than min.compaction.lag.ms and everything from the last stable offset on stay.
-- A tombstone stays for delete.retention.ms after the first round that met it, a transaction marker as long as one of
-  its batches is there and then as long as a tombstone. The last batch of each live producer stays, if need be empty.
+- A tombstone stays for delete.retention.ms after the first round that met it. A transaction marker stays as long as one
+  of its batches exists, and then as long as a tombstone. The last batch of each live producer stays, if need be empty.
 - New files are complete and on disk before they take the place of the old ones; a crash leaves one generation, whole.
 - Damage ends the round with an error; the segments that were not reached stay as they were.
 
@@ -51,7 +51,7 @@ from logcore.recordbatch import TRANSACTION_ENDS, RecordBatch, compressor, empty
 from logcore.segment import Segment
 
 _SLOT_BYTES: Final = 24
-#: Of the slots of the table. Linear probing looks at 2.5 slots for a key that is there when three quarters are taken.
+#: The share of slots that may be taken. At three quarters, linear probing looks at 2.5 slots for a key in the table.
 _LOAD: Final = 0.75
 _FIRST_SLOTS: Final = 1 << 16
 #: Longer keys are hashed one by one; 64 words are 2 KiB of coefficients.
@@ -114,6 +114,7 @@ def plan(
     round ended, None when there was none.
     """
     end = last_stable_offset
+    # A checkpoint outside the log is of records that were deleted or truncated since: begin again.
     if checkpoint is None or not log_start <= checkpoint <= active_base:
         first_dirty = log_start
     else:
@@ -148,10 +149,13 @@ def facts_of(segment: Segment) -> SealedFacts:
     first = None
     if segment.size_bytes:
         first = segment.batch(0)
+    first_timestamp = -1
+    if first is not None:
+        first_timestamp = first.max_timestamp
     return SealedFacts(
         base_offset=segment.base_offset,
         size_bytes=segment.size_bytes,
-        first_timestamp=-1 if first is None else first.max_timestamp,
+        first_timestamp=first_timestamp,
         largest_timestamp=segment.max_timestamp(),
     )
 
@@ -162,7 +166,7 @@ def group(segments: Sequence[Segment], ends: Sequence[int], config: LogConfig) -
     ends: the offset after each segment, which is the next one's base.
     """
     groups: list[list[Segment]] = []
-    sizes = [0, 0, 0]
+    sizes = [0, 0, 0]  # of the last group: its .log files, offset indexes and time indexes
     limits = (config.segment_bytes, config.segment_index_bytes, config.segment_index_bytes)
     for segment, end in zip(segments, ends, strict=True):
         more = (
@@ -171,6 +175,7 @@ def group(segments: Sequence[Segment], ends: Sequence[int], config: LogConfig) -
             len(segment.time_index) * TIME_ENTRY.itemsize,
         )
         fits = all(size + added <= limit for size, added, limit in zip(sizes, more, limits, strict=True))
+        # The indexes hold offsets relative to the base of the group in 32 bits.
         if groups and fits and end - 1 - groups[-1][0].base_offset <= INT32_MAX:
             groups[-1].append(segment)
             sizes = [size + added for size, added in zip(sizes, more, strict=True)]
@@ -198,10 +203,10 @@ class _Left:
 class OffsetMap:
     """Keys, as 128 bits of each, and the largest offset of each. A key is its hash: see kernels.hash_keys.
 
-    The table grows with the keys, because one that fits the caches is looked up in a third of the time. Beside it there
-    is a bit for each offset of the dirty part, set where a later record has the same key and where there is no key, so
-    that plain records need no look at their keys in the second pass. memory_bytes: of both now. latest_offset:
-    everything up to there was noted. has_bits: False where the offsets are too sparse for a bit each.
+    The table grows with the keys, because a lookup takes a third of the time in one that fits the caches. Beside it
+    there is a bit for each offset of the dirty part, set if a later record has the same key or if there is no key: with
+    these the second pass decides about plain records without their keys. memory_bytes: of both now. latest_offset:
+    everything up to there was noted. has_bits: False if the offsets are too sparse for a bit each.
     """
 
     def __init__(
@@ -217,11 +222,12 @@ class OffsetMap:
         if self.has_bits:
             self._superseded = np.zeros(bits_bytes, np.uint8)
         self._room = max(2, (memory_bytes - self._superseded.nbytes) // _SLOT_BYTES)
-        self._run_hashes = np.empty((0, 2), np.uint64)
+        self._run_hashes = np.empty((0, 2), np.uint64)  # scratch of put_run()
         self._run_offsets = np.empty(0, np.int64)
         self._wanted = min(max(2, int(keys / _LOAD) + 2), (1 << 32) - 1)
         self._used = 0
         self._make(min(self._wanted, self._room, _FIRST_SLOTS))
+        # Random, so that a client who chooses keys cannot choose two with one hash: one would supersede the other.
         self._secret = random_bytes(16)
         self._coefficients = np.frombuffer(random_bytes(32 * (_KEY_WORDS + 2)), np.uint64).reshape(-1, 4)
         self.latest_offset = -1
@@ -253,10 +259,10 @@ class OffsetMap:
 
     def _grow(self) -> bool:
         """Four times the slots, with what is noted so far; False when there is no room for more."""
-        old = self._slots
+        old = self._slots  # needs memory beside the new ones until it was copied
         most = min(self._wanted, self._room - len(old))
         slots = min(4 * len(old), most)
-        if self._room - slots <= slots:  # this is the last time: all that there is room for
+        if self._room - slots <= slots:  # it cannot grow once more: take all the room now
             slots = most
         if slots <= len(old):
             return False
@@ -319,7 +325,10 @@ class _Passing:
     def is_aborted(self, producer_id: int, base_offset: int) -> bool:
         """Takes note of a transactional data batch; whether its transaction was aborted."""
         found = self.transactions.is_aborted(producer_id, base_offset)
-        (self._seen_aborted if found else self._seen_committed).add(producer_id)
+        if found:
+            self._seen_aborted.add(producer_id)
+        else:
+            self._seen_committed.add(producer_id)
         return found
 
     def had_batches(self, producer_id: int, kind: str) -> bool:
@@ -393,7 +402,9 @@ class _Counts:
 def plan_of(log: Log, now_ms: int | None = None) -> Plan:
     """What a round would do to a log now. Errors as clean()."""
     with rewriting_of(log) as view:
-        return _plan_of(view, log.config, view.fs.now_ms() if now_ms is None else now_ms)
+        if now_ms is None:
+            now_ms = view.fs.now_ms()
+        return _plan_of(view, log.config, now_ms)
 
 
 def _plan_of(view: Rewriting, config: LogConfig, now_ms: int) -> Plan:
@@ -456,6 +467,7 @@ class _Round:
         self.plan = plan
         self.now_ms = now_ms
         segments = [*view.sealed]
+        #: Base offset of a segment -> that of the next one.
         self.ends = {
             one.base_offset: after
             for one, after in zip(segments, [*(s.base_offset for s in segments[1:]), view.active_base], strict=True)
@@ -472,16 +484,20 @@ class _Round:
     def run(self) -> Generator[Progress, None, CleaningReport]:
         plan = self.plan
         view = self.view
-        self.total = plan.clean_bytes + 2 * plan.cleanable_bytes
+        self.total = plan.clean_bytes + 2 * plan.cleanable_bytes  # the dirty part is read in both passes
+        # First pass: the newest offset of each key of the dirty part.
         offsets = range(plan.first_dirty, plan.first_uncleanable)
         newest = OffsetMap(self.memory_bytes, self._count_records(), view.fs.random_bytes, offsets)
         yield from self._note_keys(newest)
+        # Second pass: rewrite the clean part too, where those keys may have older records. It ends where the first one
+        # had to, for lack of memory.
         end = newest.latest_offset + 1
         segments = [one for one in view.sealed if one.base_offset < end]
         self.producers = view.last_batches()
         passing = _Passing(view.transactions())
         for old in group(segments, [self.ends[one.base_offset] for one in segments], self.config):
             yield from self._rewrite(old, newest, passing, end)
+        # Last: a crash before it costs a round, one after it leaves nothing to do.
         view.note_cleaned(end)
         report = CleaningReport(
             path=view.path,
@@ -505,8 +521,8 @@ class _Round:
     # -- reading
 
     def _parts(self, segment: Segment) -> Iterator[_Part]:
-        """The whole segment, each CRC checked, and the offsets, which no CRC covers: one that turned into a larger one
-        would supersede records that are newer. Raises CorruptBatchError.
+        """The whole segment. Checks each CRC, and the offsets, which no CRC covers: an offset that damage made larger
+        would supersede newer records. Raises CorruptBatchError.
         """
         self.view.gaps.check_whole(segment)
         expected = segment.base_offset
@@ -522,10 +538,11 @@ class _Round:
                 )
             expected = int(part.facts["last_offset"][-1]) + 1
             yield part
-        # What is missing here would be missing for good, and unknown, once a new segment has its seal.
+        # A loss must be found now: the seal of the new segment would certify that nothing is missing.
         self.view.gaps.check_behind(segment, expected, limit)
 
     def _unordered_parts(self, segment: Segment) -> Iterator[_Part]:
+        """Runs of plain batches, and each other batch by itself; offsets are not checked."""
         view = segment.view()
         size = segment.size_bytes
         at = 0
@@ -558,6 +575,7 @@ class _Round:
                     return
                 newest.latest_offset = max(newest.latest_offset, int(part.facts["last_offset"][-1]))
                 yield self._progress(int(part.facts["size_bytes"].sum()))
+            # Over a gap that an earlier round has left at the end of the segment.
             newest.latest_offset = max(newest.latest_offset, self.ends[segment.base_offset] - 1)
 
     def _note(self, part: _Part, newest: OffsetMap, passing: _Passing) -> bool:
@@ -576,8 +594,8 @@ class _Round:
         return newest.put(newest.hashes(columns)[rows], columns.offsets[rows])
 
     def _has_bits(self, part: _Part, newest: OffsetMap) -> bool:
-        """Whether the bits of its offsets tell which records of a run stay. Not where a transaction or a horizon has a
-        say, nor before the dirty part.
+        """Whether the bits of its offsets alone tell which records of a run stay: not if transactions or horizons
+        decide as well, nor before the dirty part.
         """
         facts = part.facts
         is_plain = not (facts["attributes"] & (TRANSACTIONAL_BIT | DELETE_HORIZON_BIT)).any()
@@ -595,7 +613,8 @@ class _Round:
         """Writes one new segment for some old ones and puts it in their place."""
         view = self.view
         new = view.create(old[0].base_offset)
-        unsynced = crc = 0
+        unsynced = 0  # bytes written since the last sync
+        crc = 0  # of all that was written, for the seal
         for segment in old:
             for part in self._parts(segment):
                 data = self._rewritten(part, newest, passing, end)
@@ -638,8 +657,10 @@ class _Round:
         self.counts.records_kept += int(kept.sum())
         has_horizon = (facts["attributes"] & DELETE_HORIZON_BIT) != 0
         sets_horizon = left.has_tombstone & ~has_horizon
-        stays = self._stays_empty(facts, end)
-        actions = np.where(kept == 0, np.where(stays, kernel.EMPTY, kernel.DROP), kernel.FILTER).astype(np.uint8)
+        # What to do with each batch: without records it is dropped, or kept empty; with all of them, and nothing to
+        # change in its head, its bytes are copied.
+        without_records = np.where(self._stays_empty(facts, end), kernel.EMPTY, kernel.DROP)
+        actions = np.where(kept == 0, without_records, kernel.FILTER).astype(np.uint8)
         actions[(kept == counts) & (kept > 0) & ~sets_horizon] = kernel.COPY
         if (actions == kernel.COPY).all():
             positions = facts["position"]
@@ -657,9 +678,11 @@ class _Round:
         """What is left of batches by their keys."""
         counts = _row_counts(part)
         keep = self._kept_rows(part, columns, newest, np.repeat(_aborted(part, passing), counts))
-        edges = np.concatenate([[0], np.cumsum(counts)])
-        before = np.concatenate([[0], np.cumsum(keep)])
+        # Running sums, so that each batch has the difference between its two edges.
+        edges = np.concatenate([[0], np.cumsum(counts)])  # the first row of each batch, and the number of rows
+        before = np.concatenate([[0], np.cumsum(keep)])  # kept rows before each row
         tombstones = np.concatenate([[0], np.cumsum(keep & (columns.value_sizes < 0))])
+        # The first row at which the sum is above that at the edge. Of a batch without kept rows it means nothing.
         first_kept = np.searchsorted(before, before[edges[:-1]], side="right") - 1
         timestamps_ms = np.zeros(len(counts), np.int64)
         if len(keep):
@@ -675,6 +698,7 @@ class _Round:
         self, part: _Part, columns: RecordColumns, newest: OffsetMap, is_aborted: npt.NDArray[np.bool_]
     ) -> npt.NDArray[np.bool_]:
         """Which records stay (section 9.5)."""
+        # Records without a key are removed, as in Kafka: a compacted topic takes none.
         hashes = newest.hashes(columns)
         keep = (columns.key_sizes >= 0) & (columns.offsets >= newest.newest(hashes))
         facts = part.facts
@@ -682,7 +706,7 @@ class _Round:
         is_over = (facts["attributes"] & DELETE_HORIZON_BIT != 0) & (facts["base_timestamp"] <= self.now_ms)
         if part.batch is None or part.batch.magic == 2:
             keep &= ~(np.repeat(is_over, counts) & (columns.value_sizes < 0))
-        keep |= columns.offsets > newest.latest_offset  # not read yet
+        keep |= columns.offsets > newest.latest_offset  # the first pass has not read these
         return keep & ~is_aborted
 
     def _stays_empty(self, facts: layout.Facts, end: int) -> npt.NDArray[np.bool_]:
@@ -700,7 +724,7 @@ class _Round:
         return stays
 
     def _marker(self, part: _Part, batch: RecordBatch, passing: _Passing, end: int) -> bytes | memoryview:
-        """A control batch goes when nothing is left of its transaction and the horizon set for it then has passed."""
+        """A control batch is removed when no batch of its transaction is left and the horizon set then has passed."""
         kind = ""
         if batch.record_count:
             kind = batch.control_type()
@@ -714,17 +738,16 @@ class _Round:
         # Two rounds, as in Kafka: the first that finds no batch left sets a horizon, and the first after the
         # horizon removes the marker. A reader in between still learns how the transaction ended.
         goes = not batch.record_count or (may_go and horizon_ms is not None and horizon_ms <= self.now_ms)
-        if goes:
-            actions = [kernel.EMPTY if self._stays_empty(part.facts, end)[0] else kernel.DROP]
-        elif may_go and horizon_ms is None:
-            actions = [kernel.FILTER]
-        else:
+        if not goes:
+            if may_go and horizon_ms is None:
+                return _with_horizon(bytes(batch.data), self.now_ms + self.config.delete_retention_ms)
             return batch.data
-        if actions == [kernel.FILTER]:
-            return _with_horizon(bytes(batch.data), self.now_ms + self.config.delete_retention_ms)
+        action = kernel.DROP
+        if self._stays_empty(part.facts, end)[0]:
+            action = kernel.EMPTY
         keep = np.ones(max(0, batch.record_count), np.bool_)
         return _rewrite_run(
-            part, np.array(actions, np.uint8), np.zeros(1, np.bool_), np.zeros(1, np.int64), keep, self.config
+            part, np.array([action], np.uint8), np.zeros(1, np.bool_), np.zeros(1, np.int64), keep, self.config
         )
 
     def _from_legacy(self, batch: RecordBatch, columns: RecordColumns, keep: npt.NDArray[np.bool_], end: int) -> bytes:
@@ -788,15 +811,17 @@ def _rewrite_run(
     attributes = np.where(is_empty, attributes & ~(CODEC_MASK | DELETE_HORIZON_BIT), attributes).astype(np.int16)
     bases = np.where(is_empty, -1, base_timestamps).astype(np.int64)
     positions = np.ascontiguousarray(facts["position"], np.int64)
+    room = int(facts["size_bytes"].sum()) + _GROWTH * len(keep)
     packs = part.batch is not None and part.batch.codec != 0 and actions[0] == kernel.FILTER
     if packs:
+        # The kernel sees the batch as a plain one, with the length of its inflated body.
         assert part.batch is not None
         head = bytearray(part.batch.data[:HEADER_SIZE])
         body = part.batch.body(config.max_decompressed_bytes)
         struct.pack_into(">i", head, 8, HEADER_SIZE + len(body) - LOG_OVERHEAD)
         data = memoryview(b"".join((head, body)))
         positions = np.zeros(1, np.int64)
-    room = (len(data) if packs else int(facts["size_bytes"].sum())) + _GROWTH * len(keep)
+        room = len(data) + _GROWTH * len(keep)
     out = np.empty(room, np.uint8)
     sizes = kernel.rewrite_batches(data, positions, actions, attributes, bases, keep.view(np.uint8), out)
     raw = out.data[: int(sizes.sum())]

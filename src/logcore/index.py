@@ -70,19 +70,20 @@ class _Entries:
         """is_synced: what the file holds now is on disk."""
         self.path = path
         self.data = data
-        self._on_file: int | None = None  # size of the file in bytes, None: not known yet
-        self._is_synced = is_synced
+        # How many bytes of data are in the file; None: not known yet, -1: it has to be cut or made first.
+        self._on_file: int | None = None
+        self._is_synced = is_synced  # whether what is in the file is on disk
 
     def __len__(self) -> int:
         return len(self.data) // self.entry_size
 
     def keep(self, count: int) -> None:
         """Forgets all entries but the first count."""
-        self.data = self.data[: count * self.entry_size]  # another one: what arrays look at cannot shrink
+        self.data = self.data[: count * self.entry_size]  # a new bytearray: one with an array over it cannot shrink
 
     def write(self, fs: FS, *, whole: bool = False, sync: bool = False, keeps_rest: bool = False) -> None:
-        """Brings waiting entries to the file. whole: the file is read, what else it holds removed. sync: makes it
-        durable. keeps_rest: what else the file holds is true as well, and stays until there are more entries.
+        """Brings waiting entries to the file. whole: reads the file first, and removes other entries from it. sync:
+        makes it durable. keeps_rest: other entries in the file are true as well, and stay until there are more here.
         """
         if whole or self._on_file is None:
             self._on_file = self._front_on_file(fs, keeps_rest)
@@ -94,7 +95,7 @@ class _Entries:
                 self._is_synced = False
                 # A copy: the traceback of an error may keep a view, and a bytearray with a view cannot grow.
                 fs.pwrite(handle, bytes(memoryview(self.data)[start:]), start)
-                if fs.size(handle) != len(self.data):
+                if fs.size(handle) != len(self.data):  # zeros of Kafka's, or entries that are no longer true
                     fs.truncate(handle, len(self.data))
                 self._on_file = len(self.data)
             if sync and not self._is_synced:
@@ -104,8 +105,8 @@ class _Entries:
     def _front_on_file(self, fs: FS, keeps_rest: bool) -> int:
         """How many bytes of the file are the front of these entries, -1 where it has to be cut or made.
 
-        A file that holds others is removed, durably: what a power cut leaves of one that was written over is old
-        entries among new ones, each of which looks right.
+        A file with other entries is removed, durably. If it were overwritten, a power cut could leave old entries among
+        new ones, each of which looks right.
         """
         try:
             with opened(fs, self.path) as handle:
@@ -186,7 +187,7 @@ class TimeIndex(_Entries):
 
 
 class TransactionIndex(_Entries):
-    """Aborted transactions, in the order of their markers. Kafka believes it; we walk the batches."""
+    """Aborted transactions, in the order of their markers. Kafka's readers believe it; ours walk the batches."""
 
     entry_size = TXN_ENTRY.itemsize
 
@@ -216,7 +217,8 @@ def load(fs: FS, path: str, kind: type[_Entries]) -> memoryview:
     used = 0
     if any(view):
         used = int(np.flatnonzero(np.frombuffer(view, np.uint8))[-1]) + 1
-    return view[: -(-used // kind.entry_size) * kind.entry_size]
+    used_entries = -(-used // kind.entry_size)  # the last one may itself end in zeros
+    return view[: used_entries * kind.entry_size]
 
 
 def rises(values: npt.NDArray[Any]) -> bool:
@@ -229,8 +231,8 @@ class IndexWriter:
 
     offsets, times: the entries. believed: how many of the offset entries come from the file; later ones are of batches
     that were seen. until_look: how many entries may come before look(), since there may be no room for more. offers:
-    whether the files go on where these entries do, so that new ones may be written behind. All
-    is called by the writer, under the lock of its log; readers in this process look at offsets and times without it.
+    whether the files hold the front of these entries, so that new ones may be written behind them. The writer calls all
+    of this under the lock of its log; readers in this process look at offsets and times without it.
     """
 
     def __init__(self, fs: FS, paths: Sequence[str], *, is_synced: bool) -> None:
@@ -255,6 +257,7 @@ class IndexWriter:
         """Takes the aborted transactions from their file, of a log that ends at end; False when it cannot be right."""
         path = self._aborted.path
         index = TransactionIndex(path, bytearray(load(self._fs, path, TransactionIndex)), is_synced=is_whole)
+        # The offsets of the markers lie in this segment, below the log end, and rise: else a crash has left garbage.
         markers = index.array()["last_offset"].astype(np.int64)
         if np.any(markers < base_offset) or np.any(markers >= end) or not rises(markers):
             return False
@@ -286,8 +289,8 @@ class IndexWriter:
         return min(offsets, times)
 
     def offer(self) -> None:
-        """Writes waiting entries, if the files go on where they do. An index is a cache: entries that do not reach the
-        file now are written with the whole when the segment is sealed, where a failure counts.
+        """Writes waiting entries, if the files hold those before them. An index is a cache: entries that do not reach
+        the file now are written with all others when the segment is sealed, where a failure counts.
         """
         if self.offers:
             with contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):

@@ -48,9 +48,7 @@ from logcore.fs import FS, OS
 from logcore.index import AbortedTransaction
 from logcore.kernels import Receipt, kernel, layout
 from logcore.kernels.layout import Buffer, HeadersInput, Level, Piece, RecordInput, Time
-from logcore.names import (
-    parse_partition_name,
-)
+from logcore.names import parse_partition_name
 from logcore.partition import epochs, recovery, seals
 from logcore.partition.cutting import delete_below_locked, truncate_locked
 from logcore.partition.noted import noted_gaps
@@ -116,19 +114,19 @@ def open_log(
 ) -> Log:
     """Opens one partition directory, such as data/orders-0.
 
-    create: make it if it is not there. read_only: take no lock and write nothing; works on any partition directory that
-    Kafka or logcore wrote, also while its writer runs. config: settings by Kafka's names; unless retention.ms or
-    retention.bytes are given, nothing is deleted by time or size. durability: see Durability.
+    create: make the directory if it does not exist. read_only: take no lock and write nothing; works on any partition
+    directory that Kafka or logcore wrote, also while its writer runs. config: settings by Kafka's names; unless
+    retention.ms or retention.bytes are given, nothing is deleted by time or size. durability: see Durability.
 
     on_corruption: what to do about damage that no crash explains. "fail" raises CorruptLogError and changes nothing.
-    "quarantine" opens all the same: log.recovery_report.damage says which offsets raise errors when they are read,
-    appends go on in a new segment, and the damaged file stays as it is. Where nothing whole follows the damage, it
-    cannot be known which offsets were given out; appends then raise LogFailedError (and `logcore recover` makes a copy
-    that takes them).
+    "quarantine" opens the log anyway: log.recovery_report.damage says which offsets raise errors when they are read,
+    appends go on in a new segment, and the damaged file stays as it is. If nothing whole follows the damage, the
+    offsets already given out cannot be determined, and appends raise LogFailedError; `logcore recover` makes a copy
+    that takes them.
 
     replicated: the log has copies, so the high watermark is moved by advance_high_watermark() and not by durability. It
     begins where the last writer left it: at what `logcore.durable` and `replication-offset-checkpoint` say, or at the
-    log end when this library wrote the log without copies. A reader needs no such word, and gets InvalidConfigError.
+    log end when this library wrote the log without copies. With read_only it raises InvalidConfigError.
 
     shared: other processes that say the same may have the log open for writing too, on this machine; each append takes
     its turn. All of them have to give the same durability. Where one keeps its turn for half a minute, because it was
@@ -145,9 +143,10 @@ def open_log(
         if create:
             raise InvalidConfigError("a log cannot be created read-only")
         if replicated:
-            raise InvalidConfigError("replicated=True is for a writer; a reader finds the high watermark by itself")
+            raise InvalidConfigError("replicated=True is for a writer; a reader finds the high watermark in the files")
         return open_reader(Log, fs, directory, settings)
     keeps_damage = check_on_corruption(on_corruption)
+    # The lock and the checkpoints go by real names, so two links to one partition are one log.
     real = fs.real_path(directory)
     parent, name = os.path.split(real)
     key = parse_partition_name(name)
@@ -161,6 +160,7 @@ def open_log(
     claim = claim_directory(fs, parent, name, shared=shared)
     writer: Writer | None = None
     try:
+        # In the turn of the directory, and looked for once more: another process may have made it meanwhile.
         with claim.changing():
             if not exists and not fs.is_directory(real):
                 fs.mkdir(real)
@@ -190,7 +190,7 @@ def open_log(
         try:
             if writer is not None:
                 writer.abandon()
-            claim.fail()
+            claim.fail()  # no marker of a clean shutdown: the next opening checks what this one left
         finally:  # whatever else fails, such as for lack of memory
             claim.release()
         raise
@@ -207,6 +207,7 @@ def _join(place: Place, claim: Claim) -> tuple[Writer, Opened]:
     sharing = SharedLock(fs, claim.lock_handle, place.key, place.path)
     with sharing.opening(is_alone=is_alone) as believed_end:
         noted = checkpoint.read_notes(fs, place.path).policy
+        # The policy on disk decides how recovery judges a damaged tail, so one log has one.
         if believed_end is not None and noted != place.durability:
             raise InvalidConfigError(
                 "another process has the log open with another durability; give the same",
@@ -303,7 +304,7 @@ class Log(LogReader):
 
     def __del__(self) -> None:
         is_open = getattr(self, "_writer", None) is not None and not self._state.is_closed
-        if is_open and self._fs.forks == self._forks:
+        if is_open and self._fs.forks == self._forks:  # a forked child has only a copy, the parent closes the log
             warnings.warn(f"log {self.path} was not closed", ResourceWarning, stacklevel=2, source=self)
 
     def __repr__(self) -> str:
@@ -347,7 +348,7 @@ class Log(LogReader):
 
     @property
     def is_replicated(self) -> bool:
-        """Whether advance_high_watermark() alone moves the high watermark. A reader is not told."""
+        """Whether advance_high_watermark() alone moves the high watermark; False for a log opened read-only."""
         return self._writer is not None and self._writer.is_replicated
 
     # -- offsets -------------------------------------------------------------------------------------------------
@@ -363,7 +364,7 @@ class Log(LogReader):
 
     @property
     def recovery_point(self) -> int:
-        """Below it, opening the log believes what is on disk without looking at it."""
+        """The offset below which opening the log does not check what is on disk."""
         if self._writer is None:
             return self._look.noted(checkpoint.RECOVERY_POINT)
         return self._writer.recovery_point
@@ -392,7 +393,7 @@ class Log(LogReader):
         return epochs.end_of(self._known_epochs(), leader_epoch, self._state.end)
 
     def begin_epoch(self, leader_epoch: int) -> None:
-        """What is appended from now on is stamped with leader_epoch: a new leader took over.
+        """Stamps later appends with leader_epoch: a new leader took over.
 
         Raises OffsetOutOfRangeError for an epoch below the present one.
         """
@@ -411,7 +412,7 @@ class Log(LogReader):
                 writer.set_epochs_locked(epochs.assign(writer.epochs, leader_epoch, self._state.end))
 
     def truncate_to_epoch(self, leader_epoch: int, end_offset: int) -> int:
-        """Cuts what this log has and a leader has not, by the leader's answer to end_of_epoch(); returns the new end.
+        """Removes the records that the leader does not have, by its answer to end_of_epoch(); returns the new end.
 
         leader_epoch, end_offset: where the leader says that the last epoch known to both has ended. Epochs that began
         above it are forgotten: what comes in their place is stamped with the leader's. Errors as truncate().
@@ -444,7 +445,7 @@ class Log(LogReader):
 
         timestamp_ms: milliseconds since the epoch, or a datetime with a time zone; now by default. durability: "disk"
         or "os" for this append alone. expected_offset: the record gets this offset, or OffsetConflictError is raised
-        because the log does not end there (any more): for who decided by what he has read up to there.
+        because the log ends elsewhere: for a caller whose record depends on having read everything before it.
         Raises InvalidRecordError, InvalidTimestampError and RecordTooLargeError before anything is written;
         DiskFullError after the write was cut back, so that it may be repeated; LogFailedError once the log is poisoned;
         DurabilityUnknownError when its sync failed; ReadOnlyLogError in a mirror of another log.
@@ -462,6 +463,7 @@ class Log(LogReader):
         if writer is None:
             self._refuse_reader()
         with state.lock:
+            # As check_appendable_locked(), without its calls; write_locked() looks at is_midway.
             if state.is_closed or writer.commit.failure or self._fs.forks != self._forks or writer.is_mirror:
                 writer.refuse_locked()
             now_ms = self._fs.now_ms()
@@ -577,8 +579,7 @@ class Log(LogReader):
         return writer.acknowledge(first, last, now_ms, durability)
 
     def append_batch(self, data: Buffer, *, durability: Level | None = None, check_sequence: bool = True) -> Receipt:
-        """Appends batches that are encoded already, such as a client's or another log's, without decoding them for
-        good.
+        """Appends batches that are already encoded, such as those of a client or of another log.
 
         data: whole record batches, v2, or v0/v1 which become v2. They are checked as a Kafka leader checks a produce
         request and stored as they are, with this log's offsets and leader epoch; see recordbatch.prepare_append for
@@ -602,6 +603,7 @@ class Log(LogReader):
             raw, batches = prepare_append(
                 data, base_offset=first, leader_epoch=writer.leader_epoch, now_ms=now_ms, config=config
             )
+            # One batch is the usual case: its size and its producer id are read without a loop.
             largest = len(raw)
             has_producers = raw[_PRODUCER_SIGN] < 0x80
             if len(batches) > 1:
@@ -613,15 +615,14 @@ class Log(LogReader):
                     expected=f"at most {config.segment_bytes} bytes",
                     found=f"{largest} bytes",
                 )
-            # On disk before the first such batch, so that the next opening looks for the state of
-            # producers.
+            # On disk before the first such batch, so that the next opening looks for the state of producers.
             if has_producers and not writer.notes.producers:
                 writer.expect_producers_locked()
             sequenced = None
             if check_sequence:
                 sequenced = writer.producers.judge(raw, batches)
-            # Stored before, and sent again by a client that missed the answer: it gets the first
-            # receipt, and no byte is written.
+            # Stored before, and sent again by a client that missed the answer: it gets the first receipt, and no byte
+            # is written.
             if isinstance(sequenced, SequencedBatch):
                 first = sequenced.first_offset
                 last = sequenced.last_offset
@@ -710,7 +711,7 @@ class Log(LogReader):
             except BaseException:
                 writer.producers.forget()
                 raise
-            if first >= 0 and not commit:
+            if first >= 0 and not commit:  # an open transaction was aborted: readers leave out its records
                 stable = min(producers.open_transactions().values(), default=offset + 1)
                 try:
                     if writer.sharing is None:
@@ -800,8 +801,7 @@ class Log(LogReader):
         return self.upkeep.retain(time_ms(now_ms), policy=policy, committed=committed, segments=segments)
 
     def truncate(self, offset: int) -> None:
-        """Removes all records at and above offset; the next append gets it. A batch that offset lies in is cut, not
-        lost.
+        """Removes all records at and above offset, which the next append gets. A batch that holds it keeps its front.
 
         The rest of the log is untouched: later segments are removed from the last on, then the one with the cut is
         replaced by a copy of its front, so that a crash leaves a longer log or the one asked for. Iterators that were
@@ -814,12 +814,12 @@ class Log(LogReader):
             truncate_locked(writer, operator.index(offset), epochs.cut_end)
 
     def scrub(self) -> seals.ScrubReport:
-        """Looks at every byte on the disk, and says what is damaged.
+        """Reads every byte from the disk, and reports what is damaged.
 
-        A segment with a seal has to be what was sealed, and the next one has to be there; else every batch has to be
-        whole and in its place, and a sealed segment of which that holds gets a seal. A log that is open read-only gets
-        none. Appends, reads and compaction go on meanwhile. Raises StorageReadError, LogClosedError, and for a log that
-        is open for writing LogFailedError and ForkedWriterError.
+        A segment with a seal must have the sealed bytes, and the next segment must exist. In a segment without one each
+        batch must be whole and in its place; if it is a sealed segment, it gets a seal, unless the log is open
+        read-only. Appends, reads and compaction go on meanwhile. Raises StorageReadError, LogClosedError, and for a log
+        that is open for writing LogFailedError and ForkedWriterError.
         """
         return seals.finish(self.scrubbing())
 
@@ -848,11 +848,9 @@ class Log(LogReader):
             next_base = None
             if len(found) > 1:
                 next_base = found[1].base_offset
+            end = self._state.end
             if self._writer is None:
                 end = self._state.visible
-            else:
-                end = self._state.end
-            if self._writer is None:
                 self._state.gaps.noted = noted_gaps(self._fs, self.path)  # a compaction may have begun since
             yield seals.SegmentContext(next_base, self._state.gaps.dense_from, self.times_truncated, end)
 
@@ -865,8 +863,10 @@ class Log(LogReader):
         sizes = 0
         for segment in self._state.segments:
             with contextlib.suppress(FileNotFoundError):  # deleted by its writer since we looked
-                growing = isinstance(segment, GrowingSegment)
-                sizes += segment.size_bytes if growing else self._fs.file_size(segment.path)
+                if isinstance(segment, GrowingSegment):
+                    sizes += segment.size_bytes
+                else:
+                    sizes += self._fs.file_size(segment.path)  # a sealed one may not be mapped yet: ask for its size
         writer = self._writer
         if writer is None:
             counters = (0, 0, 0, 0, 0)

@@ -100,7 +100,7 @@ class LogReader:
 
     def _begin_child(self) -> None:
         self._state.make_locks()
-        self._state.transactions = None  # a thread that is not here any more may have been changing them
+        self._state.transactions = None  # half changed, if a thread of the parent was at it
 
     @property
     def config(self) -> LogConfig:
@@ -117,8 +117,8 @@ class LogReader:
 
     @property
     def times_truncated(self) -> int:
-        """Grows when truncate() may have taken records away since the log was opened; also when the last segment was
-        replaced by its writer otherwise, which a reader elsewhere cannot tell from it.
+        """Grows when truncate() may have removed records since the log was opened; also when the writer replaced the
+        last segment for another reason, which a reader in another process cannot tell apart.
         """
         return len(self._state.cuts) + self._look.replacements
 
@@ -153,6 +153,7 @@ class LogReader:
         with self._state.scanning:
             segments, visible = self._bounded()
             state = self._state.transactions
+            # From the first batch that exists: a transaction may begin below the log start and end above it.
             begin = self._state.log_start
             if segments and segments[0].base_offset < begin:
                 begin = segments[0].base_offset
@@ -167,6 +168,7 @@ class LogReader:
                 state.next_offset = visible
             if state.next_offset < visible:
                 self._walk_transactions(state, segments, visible)
+            # Without a noted end the files end where a walk over heads did, and damage may have ended it too early.
             if segments and not self._look.is_end_noted and not self._is_writing:
                 self._check_no_head_behind(segments[-1], visible)
             return _Committed(state, state.last_stable_offset(visible), segments)
@@ -219,6 +221,8 @@ class LogReader:
 
         Raises OffsetOutOfRangeError when there is none before the high watermark.
         """
+        # Three ways, each for what the one before cannot answer: compiled, from a mapping; one batch found by the index
+        # of its segment; and reading on from the offset, which judges gaps and damage.
         record = kernel.get_quickly(self._state, offset)
         if record is not None:
             return record
@@ -282,7 +286,7 @@ class LogReader:
         if start < stretch.end:
             self._state.gaps.check_front(stretch.segments, start)
         pieces: list[memoryview] = []
-        offset = stretch.start
+        offset = stretch.start  # the next one to send
         left = max(1, max_bytes)
         before: Segment | None = None
         for number, segment in enumerate(stretch.segments, 1):
@@ -312,8 +316,8 @@ class LogReader:
         return pieces
 
     def _check_sent(self, segment: Segment, following: Segment | None, offset: int) -> Callable[[layout.Facts], None]:
-        """What Segment.stored() shows the batches that it gives out: none may be missing from the one that holds offset
-        on. Raises CorruptBatchError.
+        """A function for Segment.stored(), which calls it with the heads of all batches that it gives out: none may be
+        missing from the one that holds offset on. Raises CorruptBatchError.
         """
         expected = offset
         is_first = offset > segment.base_offset  # offset may lie inside a batch
@@ -389,6 +393,7 @@ class LogReader:
         segments, visible = self._bounded()
 
         def end_of_older(segment: Segment) -> int:
+            """The end of a segment whose batches need not be read, because none is late enough; else -1."""
             if segment.max_timestamp() >= wanted:
                 return -1
             return self._sound_end(segment, visible)
@@ -447,7 +452,7 @@ class LogReader:
         if not segments or max(largest) < 0:
             return None
         offset = self.offset_for_timestamp(max(largest))
-        # None: the record that young was deleted, and its segment is still there.
+        # The newest record lies below the log start, in a segment that is not deleted yet.
         if offset is None:
             return self._newest_by_records()
         return (offset, max(largest))
@@ -498,7 +503,8 @@ class LogReader:
         if end is not None:
             bound = min(bound, _as_offset(end, "end"))
         most = self._state.config.max_decompressed_bytes
-        return Stretch.of(segments, start, bound, committed, most, self._state.gaps, cursor)
+        held = segments[max(0, slot_of(segments, start)) :]
+        return Stretch(held, start, bound, committed, most, self._state.gaps, cursor)
 
 
 def _as_offset(given: object, what: str) -> int:
@@ -581,13 +587,16 @@ def avoid_mapping(log: LogReader) -> None:
     """
     assert not log._is_writing
     log.refresh()  # a compaction may have replaced files since
+    segments: list[Segment] = []
     try:
-        log._state.segments = [
-            one if isinstance(one, GrowingSegment) else PiecedSegment(log._fs, log.path, one.base_offset)
-            for one in log._state.segments
-        ]
+        for one in log._state.segments:
+            if isinstance(one, GrowingSegment):  # read with pread already
+                segments.append(one)
+            else:
+                segments.append(PiecedSegment(log._fs, log.path, one.base_offset))
     except FileNotFoundError:
         raise OffsetOutOfRangeError("a segment was removed by its writer", path=log.path) from None
+    log._state.segments = segments
 
 
 def transactions_of(log: LogReader) -> Transactions:
@@ -656,8 +665,8 @@ class Tailed:
 
     @property
     def has_news(self) -> bool:
-        """Whether there are records to deliver, or a truncation to tell of. Asked also while the log is shorter: once
-        it has grown again, a log opened read-only does not see that.
+        """Whether there are records to deliver, or a truncation to report. Asked also while the log is shorter than the
+        offset: once it has grown again, a log opened read-only cannot see that it was shorter.
         """
         return self._state.visible > self.offset or self._is_cut
 
@@ -839,8 +848,11 @@ def _wait_for_reader(
                 left = (deadline - fs.monotonic_ms()) / 1000
             if left is not None and left <= 0:
                 return False
-            # Wakes at least each second, in case a file system tells nothing of another machine's writes.
-            watch.wait(1.0 if left is None else min(1.0, left))
+            # Wakes at least each second, in case a file system does not report another machine's writes.
+            pause = 1.0
+            if left is not None:
+                pause = min(pause, left)
+            watch.wait(pause)
         return False
 
     return wait

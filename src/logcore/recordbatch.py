@@ -7,7 +7,7 @@ place.
 Rules:
 - Reading trusts nothing: length, magic, CRC, count and every length inside a record are checked, in Kafka's order and
   with Kafka's verdict (storage format sections 1.8 and 1.9).
-- A batch covers the offsets base_offset..last_offset whatever records are left in it; next_offset follows from that.
+- A batch covers the offsets base_offset..last_offset, whatever records compaction has left in it.
 - Formats v0 and v1 are read through format/legacy.py and never written.
 
 This module sees no file: paths and positions are only passed through into errors.
@@ -295,7 +295,7 @@ class RecordBatch:
             try:  # in one call; a `with` of contextlib.suppress would take 0.6 us
                 return kernel.decode_objects(self.data, 0, len(self.data))
             except (CorruptBatchError, InvalidRecordError):
-                pass  # the other way says where
+                pass  # record_slices() raises it again, with the path and the position in the file
         (records,) = self.record_slices(INT32_MAX, max_size=max_size)
         return records
 
@@ -309,7 +309,7 @@ class RecordBatch:
                     kernel.decode_columns(self.data, 0, len(self.data), block, rows)
                     return RecordColumns.from_block(self.data, block, rows)
                 except (CorruptBatchError, InvalidRecordError):
-                    pass  # the other way says where
+                    pass  # as in records()
         (columns,) = self.column_slices(INT32_MAX, max_size=max_size)
         return columns
 
@@ -350,6 +350,7 @@ class RecordBatch:
         if count <= rows:
             yield body, count
             return
+        # Checked here too, for the slices would find it out only after many of them were delivered.
         if count > len(body) // MIN_RECORD_SIZE:
             raise InvalidRecordError(BODY_REASONS[BODY_COUNT], path=self.path, position=self.position)
         view = memoryview(body)
@@ -368,7 +369,10 @@ class RecordBatch:
         """What the kernels add to the deltas of records: base offset, base timestamp, and the time of all of them under
         LogAppendTime.
         """
-        return self.base_offset, self.base_timestamp, self.max_timestamp if self.is_append_time else None
+        append_time_ms = None
+        if self.is_append_time:
+            append_time_ms = self.max_timestamp
+        return self.base_offset, self.base_timestamp, append_time_ms
 
     def to_arrow(self) -> pyarrow.RecordBatch:
         """The records as a pyarrow.RecordBatch, see columns.arrow_schema.
@@ -453,10 +457,9 @@ def encode(
     """
     kind = codec_named(codec)
     attributes = kind | APPEND_TIME_BIT * append_time | TRANSACTIONAL_BIT * transactional | CONTROL_BIT * control
-    # settings take longer than records
     compress = None
     if kind is not Codec.NONE:
-        compress = compressor(kind, LogConfig())
+        compress = compressor(kind, LogConfig())  # only then: making the settings takes longer than a record
     out = bytearray(_USUAL_BYTES)
     size, _ = kernel.encode_records(
         out,
@@ -489,6 +492,7 @@ def prepare_append(
     RecordTooLargeError, UnsupportedCodecError; nothing is to be stored then. The rules that belong to the Produce
     request (exactly one batch, base offset 0) are the broker's to check.
     """
+    # The usual case: one sound v2 batch that the topic takes as it is. Only its head is stamped.
     sound = kernel.sound_batch(data)
     # A transaction of no producer can never be ended: the second byte of the attributes, the sign of the id.
     is_orphan = sound is not None and bool(data[CRC_START + 1] & TRANSACTIONAL_BIT and data[43] & 0x80)
@@ -517,6 +521,7 @@ def prepare_append(
         batch.verify()
     out = bytearray()
     stored: list[EncodedBatch] = []
+    # Plain entries of the old formats hold one record each, and become one batch together, as in Kafka.
     if batches[0].magic < 2 and not batches[0].codec:
         groups = [batches]
     else:
@@ -558,6 +563,7 @@ def _prepare_one(
     where = first.position
     if first.magic == 2:
         _check_client_head(first)
+    # 1. Check every record.
     has_append_time = any(batch.is_append_time for batch in group)
     count = 0
     max_timestamp = -1
@@ -565,20 +571,24 @@ def _prepare_one(
     for batch in group:
         for part in batch.column_slices(SLICE_ROWS, max_size=config.max_decompressed_bytes, strict=True):
             times = part.timestamps_ms
+            checked_times: npt.NDArray[np.int64] | None = times
+            if config.is_append_time:
+                checked_times = None  # replaced by the time of the append
             keyless = None
             if config.is_compacted:
                 keyless = part.key_sizes < 0
-            _check_records(None if config.is_append_time else times, keyless, now_ms, config, where, first_row=count)
+            _check_records(checked_times, keyless, now_ms, config, where, first_row=count)
             if has_append_time and (config.is_append_time or np.any(times == -1)):
                 raise InvalidTimestampError("a client may not mark a batch as LogAppendTime", position=where)
-            # Readers number the records of a batch from its head on: 0, 1, 2. Where a client left gaps
-            # it is encoded again.
+            # Readers number the records of a batch from its head on: 0, 1, 2. If a client left gaps, the batch is
+            # encoded again.
             dense = dense and np.array_equal(part.offsets - first.base_offset, np.arange(count, count + len(part)))
             count += len(part)
             max_timestamp = max(max_timestamp, int(times.max(initial=-1)))
     # LogAppendTime: the one timestamp in the head stands for all records.
     if config.is_append_time:
         max_timestamp = now_ms
+    # 2. Encode again, if the bytes cannot stay.
     source = Codec(first.attributes & CODEC_MASK)
     target = target_codec(config, source)
     if first.magic < 2 or source is not target or not dense:
@@ -608,8 +618,8 @@ def _prepare_one(
             compressor(target, config),
         )
         return memoryview(scratch)[:size], base_offset + count - 1, max_timestamp
-    # Base offset and leader epoch lie in front of what the CRC covers: stamping them needs no second pass over
-    # the data.
+    # 3. Else stamp the head. Base offset and leader epoch lie in front of what the CRC covers: stamping them needs no
+    # second pass over the data.
     raw = bytearray(first.data)
     struct.pack_into(">q", raw, 0, base_offset)
     struct.pack_into(">i", raw, 12, leader_epoch)
@@ -660,11 +670,11 @@ def check_timestamps(times: Any, now_ms: int, config: LogConfig, position: int |
 def _check_records(
     times: Any, keyless: Any, now_ms: int, config: LogConfig, position: int | None, *, first_row: int = 0
 ) -> None:
-    """Refuses times as check_timestamps(), and records that keyless, an array, marks. The error names all of them, and
-    is about times if any of them is, as in Kafka. times: None for a topic that stamps them itself. first_row: how many
-    records of the batch come before these.
+    """Refuses times as check_timestamps(), and records that keyless, an array of booleans, marks. The error names all
+    of them; its type is that for times if any time is refused, as in Kafka. times: None for a topic that stamps them
+    itself. first_row: how many records of the batch come before these.
     """
-    refused: dict[int, str] = {}
+    refused: dict[int, str] = {}  # number of the record in its batch -> why
     late = np.zeros(0, np.int64)  # the times that are refused
     before_ms = config.message_timestamp_before_max_ms
     after_ms = config.message_timestamp_after_max_ms
@@ -707,16 +717,21 @@ def front_of(batch: RecordBatch, offset: int, config: LogConfig) -> bytes:
         return b"".join(encode(rows, base_offset=record.offset, leader_epoch=0) for record, rows in one)
     if batch.base_offset >= offset:
         return b""
+    # The bytes of the kept records, found by the lengths in front of them: none is encoded again.
     body = memoryview(batch.body(config.max_decompressed_bytes))
     stop = 0
     for _ in kept:
         length, stop = varint.decode_int32(body, stop)
         stop += length
+    front: Buffer = body[:stop]
     pack = None
     if kept:
         pack = compressor(batch.codec, config)
+    if pack is not None:
+        front = pack(front)
     raw = bytearray(batch.data[:HEADER_SIZE])
-    raw += body[:stop] if pack is None else pack(body[:stop])
+    raw += front
+    # What the head says of the records: length, attributes, last offset delta, max timestamp, count.
     struct.pack_into(">i", raw, 8, len(raw) - LOG_OVERHEAD)
     if not kept:  # an emptied batch says that it is not compressed
         struct.pack_into(">h", raw, CRC_START, batch.attributes & ~CODEC_MASK)
@@ -754,7 +769,7 @@ def transaction_marker(
     append_time: bool = False,
 ) -> bytes:
     """The control batch that ends a transaction (storage format section 1.10)."""
-    key = _MARKER_KEY.pack(0, 1 if commit else 0)
+    key = _MARKER_KEY.pack(0, int(commit))  # of CONTROL_TYPES: 0 is ABORT, 1 is COMMIT
     value = _MARKER_VALUE.pack(0, coordinator_epoch)
     return encode(
         [(key, value, (), timestamp_ms)],

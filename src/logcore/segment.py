@@ -4,8 +4,9 @@ Rules:
 - Bytes are only ever added at the end, by the single writer of the partition.
 - An index may lag behind its .log file and may always be rebuilt from it; never the other way round.
 - A sealed segment does not change again: it is mapped, and readers share the mapping. The active segment is read with
-  pread, because a mapping over a file that recovery shortens is a SIGBUS for the whole process. Where another program
-  shortens a sealed file, pages of the mapping turn to zeros (fs.is_readable()): StorageReadError, and no damage.
+  pread, because a mapping over a file that recovery shortens is a SIGBUS for the whole process. If another program
+  shortens a sealed file, pages of the mapping turn to zeros (fs.is_readable()), which is reported as StorageReadError
+  and not as damage.
 
 This module does not decide when to roll (log.py), what to cut (partition/recovery.py) or what to delete.
 """
@@ -75,13 +76,16 @@ class Segment(SegmentFields):
         self.fs = fs
         self.directory = directory
         self.base_offset = base_offset
-        self.held = None
+        self.held = None  # set by read_one(), for kernel.get_quickly()
         self.handle = -1  # of a file that is kept open
         self.state = state
-        self._plain = f"{directory}{os.sep}{base_offset:020d}"  # of thousands of segments when a log is opened
+        # Without os.path.join(): an opening makes this for each of thousands of segments.
+        self._plain = f"{directory}{os.sep}{base_offset:020d}"
         self.path = self.file(LOG)
+        # The fields below are filled at the first use, by any thread and without a lock: two that come together find
+        # the same, and the later one replaces the other's.
         self._view: memoryview | None = None
-        self._identity: tuple[int, int] | None = None
+        self._identity: tuple[int, int] | None = None  # of the file that was opened, whatever its name is now
         self._max_timestamp: int | None = None
         self._next_offset: int | None = None
         #: Whether max_timestamp() is what was written: the time index agreed, or partition/gaps.py walked all batches.
@@ -181,6 +185,7 @@ class Segment(SegmentFields):
         piece = self.piece(position, layout.HEADER_SIZE)
         if piece.limit - piece.at >= layout.PREFIX_SIZE:
             size = int.from_bytes(piece.data[piece.at + 8 : piece.at + 12], "big") + layout.LOG_OVERHEAD
+            # A length that the segment cannot hold is damage, or a torn batch: the head alone shows which.
             if layout.HEADER_SIZE < size <= self.size_bytes - position:
                 piece = self.piece(position, size)
         return piece.data, piece.at, piece.limit
@@ -215,7 +220,7 @@ class Segment(SegmentFields):
                 facts, at, why = kernel.walk(data, start, limit, 1, crc)
             facts["position"] += origin
             position = origin + at
-            # The end of a piece is not the end of the segment, unless nothing is there: a file that was cut meanwhile.
+            # The end of a piece is not the end of the segment, unless nothing was read: a file that was cut meanwhile.
             if at > start and (
                 (why == layout.WALK_SHORT and origin + limit < size) or (why == layout.WALK_END and position < size)
             ):
@@ -238,16 +243,17 @@ class Segment(SegmentFields):
         start = piece.at
         origin = piece.origin
         self._check_sendable(data[start : start + max_bytes], position)
-        at = start
+        at = start  # behind the batches that were walked
         stop = min(piece.limit, start + max(0, max_bytes))
         while True:
             facts, next_at, why = kernel.walk(data, at, stop, _WALK_BATCHES, False)
-            # Behind the last one nothing is out of order, or check() raises.
+            # Offsets rise, or check() raises: so the first batch that reaches end, and all behind it, are left out.
             if len(facts) and int(facts["last_offset"][-1]) >= end:
                 above = int((facts["last_offset"] >= end).argmax())
                 check(facts[:above])
                 return data[start : int(facts["position"][above])], False
             check(facts)
+            # Not even the first batch fits: once more, with as many bytes as its head asks for.
             if why == layout.WALK_SHORT and next_at == start and at_least_one and origin + stop < size:
                 data, start, limit = self.head(position)
                 at = start
@@ -265,9 +271,9 @@ class Segment(SegmentFields):
             at = next_at
 
     def _check_sendable(self, data: memoryview, position: int) -> None:
-        """Raises StorageReadError when bytes of a mapping at a position cannot be read, before a socket finds out: it
-        could only end the connection. Pages are touched when they are sent for the first time; the size of the file
-        tells whether any were cut off since.
+        """Raises StorageReadError when bytes of a mapping at a position cannot be read. A socket that met them first
+        could only close the connection. Pages are touched when they are sent for the first time; the size of the file
+        shows whether any were cut off since.
         """
         if self._view is None:
             return  # not mapped
@@ -290,7 +296,7 @@ class Segment(SegmentFields):
 
     def max_timestamp(self) -> int:
         """Largest timestamp of a sealed segment, -1 for none: the closing entry of its time index, if the batches from
-        there on bear it out, else by walking all of it. Raises CorruptBatchError for damage met then.
+        there on confirm it, else by walking all of it. Raises CorruptBatchError for damage met then.
         """
         if self._max_timestamp is None:
             self._max_timestamp = self._find_max_timestamp()
@@ -366,8 +372,7 @@ class GrowingSegment(Segment):
         self._closing = weakref.finalize(self, self.fs.close, handle)
         self._identity = self.fs.identity(handle)
         self._size = self.fs.size(handle)
-        # Where gaps.check_growing() goes on, and the offset that is expected there.
-        # Replaced whole: several threads may check.
+        # (position, expected offset) where gaps.check_growing() goes on. Replaced whole: several threads may check.
         self.checked: tuple[int, int] = (0, self.base_offset)
         self._whole_position = 0  # where the whole batches seen by next_offset end
         self._whole_end = self.base_offset
@@ -384,7 +389,7 @@ class GrowingSegment(Segment):
         size = self.fs.size(self.handle)
         if not self._size <= size < self._size + _REREAD_BYTES:
             self._offset_index = self._time_index = None
-        if size < self._size:
+        if size < self._size:  # its writer has taken back an append, or recovered: nothing of it is known any more
             self._whole_position = 0
             self.checked = (0, self.base_offset)
         self._size = size
@@ -404,10 +409,11 @@ class GrowingSegment(Segment):
         return max(self._whole_end, self.base_offset)
 
     def _walk_on(self) -> bool:
-        """Walks whole batches from where the last walk ended; False when what stands there does not go on from it."""
+        """Walks whole batches from where the last walk ended; False if the bytes there are no batch that follows."""
         for facts, position, _ in self.walk(self._whole_position, crc=False):
             if not len(facts):
                 return position >= self._size
+            # A file that was cut and has grown again may have a batch of lower offsets there.
             if self._whole_end >= 0 and facts["magic"][0] == 2 and int(facts["base_offset"][0]) < self._whole_end:
                 return False
             self._whole_end = int(facts["last_offset"][-1]) + 1
@@ -444,6 +450,8 @@ class GrowingSegment(Segment):
         before = -1
         if slot:
             before = index.entry(slot - 1)[0]
+        # Kafka's entries name the last offset of an append of several batches, so the batch may end before the entry;
+        # but not before the entry in front of it.
         if 0 < position < self._size:
             facts, _, _ = kernel.walk(*self.head(position), 1, False)
             if len(facts) and before < int(facts["last_offset"][0]) - self.base_offset <= relative:
@@ -454,8 +462,9 @@ class GrowingSegment(Segment):
         """As Segment.read_one, with one read of the file in the usual case; 0 when that does not find it."""
         position = self.start_position(offset)
         data = self.fs.pread(self.handle, min(_SEEK_BYTES, self._size - position), position)
-        is_rest = position + len(data) == self._size
-        found = kernel.read_one(data, 0, len(data), offset, self.path, end_offset if is_rest else -1, dense)
+        if position + len(data) < self._size:
+            end_offset = -1  # the bytes that were read do not reach it
+        found = kernel.read_one(data, 0, len(data), offset, self.path, end_offset, dense)
         if not isinstance(found, int):
             return found
         return 0
@@ -467,10 +476,12 @@ class GrowingSegment(Segment):
             if not data:  # the file was cut meanwhile
                 break
             at = kernel.find_batch(data, 0, len(data), offset)
-            if at == 0 and position + len(data) < self._size:
+            if at == 0 and position + len(data) < self._size:  # the batch may be larger than what was read
                 data, _, _ = self.head(position)
                 at = kernel.find_batch(data, 0, len(data), offset)
-            if at < len(data) and (position + len(data) >= self._size or at == 0 or RecordBatch.parse(data, at)):
+            # Found, unless it is only cut off by the end of the bytes that were read: then it is read from its start.
+            is_last_piece = position + len(data) >= self._size
+            if at < len(data) and (is_last_piece or at == 0 or RecordBatch.parse(data, at)):
                 return position + at
             position += at
         return position
@@ -493,8 +504,11 @@ def _read(fs: FS, path: str, kind: type[OffsetIndex] | type[TimeIndex]) -> bytes
             data = fs.pread(handle, fs.size(handle), 0)
     except FileNotFoundError:
         return b""
+    # Whole entries, without the zeros that fill up an index file of Kafka's. An entry may itself end in zeros.
     used = len(data.rstrip(b"\0"))
-    return data[: min(-(-used // kind.entry_size) * kind.entry_size, len(data) - len(data) % kind.entry_size)]
+    used_entries = -(-used // kind.entry_size)
+    whole_entries = len(data) // kind.entry_size
+    return data[: min(used_entries, whole_entries) * kind.entry_size]
 
 
 class ActiveSegment(GrowingSegment):
@@ -547,20 +561,28 @@ class ActiveSegment(GrowingSegment):
         other entries are checked when they are used (start_position). is_whole: the files lack nothing. After a crash
         one of them may, so that the heads from the last time entry on are walked for one that is younger.
         """
-        paths = self.file(INDEX), self.file(TIME_INDEX)
-        offsets = OffsetIndex(paths[0], bytearray(_read(self.fs, paths[0], OffsetIndex)), is_synced=is_whole)
-        times = TimeIndex(paths[1], bytearray(_read(self.fs, paths[1], TimeIndex)), is_synced=is_whole)
+        # 1. The last offset entry that may be taken: below the offset, and within the file.
+        index_path = self.file(INDEX)
+        time_path = self.file(TIME_INDEX)
+        offsets = OffsetIndex(index_path, bytearray(_read(self.fs, index_path, OffsetIndex)), is_synced=is_whole)
+        times = TimeIndex(time_path, bytearray(_read(self.fs, time_path, TimeIndex)), is_synced=is_whole)
         relative, position = (offsets.array()[name].astype(np.int64) for name in ("relative_offset", "position"))
         slot = int(min(relative.searchsorted(below - self.base_offset), position.searchsorted(self._size))) - 1
-        # A hole where the first entries were to come reads as one of zeros; no batch at 0 has an entry.
+        # A hole in front of the first entries reads as an entry of zeros; no batch at 0 has an entry.
         if slot < 0 or not rises(relative) or not rises(position) or not position[0]:
             return 0
+        # 2. The time entries up to there, and the last of them: the newest record up to the batch at that entry.
         kept = times.array()
         if np.any(np.diff(kept["relative_offset"].astype(np.int64)) < 0):
             return 0
         kept = kept[: kept["relative_offset"].searchsorted(relative[slot], side="right")]
         # Without a time entry no batch up to there may have a time: all of them are read.
-        newest, newest_offset = kept[-1].tolist() if len(kept) else (-1, -1)
+        newest = -1
+        newest_offset = -1
+        if len(kept):
+            newest, newest_offset = kept[-1].tolist()
+        # 3. Walk the heads that have to confirm it: from the offset entry before the newest record to the next entry,
+        # or, where a crash may have cut the time index, to the last one.
         near = int(relative.searchsorted(newest_offset, side="right")) - 1
         start = 0
         if near >= 0:
@@ -574,7 +596,7 @@ class ActiveSegment(GrowingSegment):
         last, first = (kernel.walk(*self.head(at), 1, False)[0] for at in (stop, 0))
         rows = np.concatenate([*parts, last])
         rows = rows[rows["last_offset"] >= self.base_offset + newest_offset]
-        is_borne_out = (
+        is_confirmed = (
             len(first)
             and len(last)
             and rises(kept["timestamp"])
@@ -583,8 +605,9 @@ class ActiveSegment(GrowingSegment):
             and (not len(kept) or int(rows["last_offset"][0]) == self.base_offset + newest_offset)
             and int(rows["max_timestamp"].max()) == newest == int(rows["max_timestamp"][0])
         )
-        if not is_borne_out:
+        if not is_confirmed:
             return 0
+        # 4. Take them, as if the batches had been walked.
         self._indexes.resume(offsets, slot + 1, times, len(kept))
         self._offset_index = offsets
         self._time_index = times
@@ -594,7 +617,7 @@ class ActiveSegment(GrowingSegment):
             self.largest_timestamp_offset = self.base_offset + newest_offset
         self._unseen = until, stop
         if self._indexes.room(self.config.segment_index_bytes) <= 0:
-            self.limit_bytes = -1
+            self.limit_bytes = -1  # full: the next append rolls
         self.last_offset = int(last["last_offset"][0])
         self.since_entry_bytes = int(last["size_bytes"][0])
         return stop + self.since_entry_bytes
@@ -604,21 +627,22 @@ class ActiveSegment(GrowingSegment):
         early a time, and retention would delete by it.
         """
         position, stop = self._unseen
-        for facts, _, _ in self.walk(position, stop=stop, crc=False) if position < stop else ():
-            newest = int(facts["max_timestamp"].max(initial=-1))
-            if newest > self.largest_timestamp:
-                row = int(facts["max_timestamp"].argmax())
-                self.largest_timestamp = newest
-                self.largest_timestamp_offset = int(facts["last_offset"][row])
-        self._unseen = 0, 0
+        if position < stop:
+            for facts, _, _ in self.walk(position, stop=stop, crc=False):
+                newest = int(facts["max_timestamp"].max(initial=-1))
+                if newest > self.largest_timestamp:
+                    row = int(facts["max_timestamp"].argmax())
+                    self.largest_timestamp = newest
+                    self.largest_timestamp_offset = int(facts["last_offset"][row])
+            self._unseen = 0, 0
         return self.largest_timestamp
 
     @property
     def begun_ms(self) -> int:
         """When the segment was begun, by the wall clock: what its age is counted from.
 
-        Of a file that was found it is the time of its first record, whenever it was opened. Of one that was made here
-        that alone would not do: with old records that are written now each new segment would be rolled at once.
+        For a file that was found it is the time of its first record, whenever it was opened. For one that was made here
+        that alone would not do: if old records are written now, each new segment would be rolled at once.
         """
         if not self.is_own and self.first_timestamp >= 0:
             return self.first_timestamp
@@ -680,7 +704,10 @@ class ActiveSegment(GrowingSegment):
         return self._mapping
 
     def read_one(self, offset: int, end_offset: int, dense: bool) -> Record | int:
-        """As GrowingSegment.read_one; later calls may find what is there now in a mapping (kernel.get_quickly)."""
+        """As GrowingSegment.read_one; maps the file, so that kernel.get_quickly() answers later calls for what it holds
+        now.
+        """
+        # Mapped again when it has grown by an eighth, and by 64 KiB at least.
         held = self.held
         if held is None or self._size - held.size_bytes > max(_UNMAPPED_BYTES, held.size_bytes // 8):
             with contextlib.suppress(StorageReadError, ResourceError):  # too many mappings: the file can still be read
@@ -690,7 +717,7 @@ class ActiveSegment(GrowingSegment):
     def start_position(self, offset: int) -> int:
         index = self.offset_index
         slot = index.find(offset - self.base_offset)
-        if slot < self._indexes.believed:  # else our own, from batches that we saw: no need to look whether it is right
+        if slot < self._indexes.believed:  # from the file, so its batch is checked; later entries are of batches we saw
             return super().start_position(offset)
         return index.entry(slot)[1]
 
@@ -713,7 +740,7 @@ class ActiveSegment(GrowingSegment):
             yield facts
 
     def note_all(self, facts: layout.Facts) -> None:
-        """The same for batches found by walking the file."""
+        """As note_each(), for batches found by walking the file."""
         columns = (facts[name].tolist() for name in ("position", "size_bytes", "last_offset", "max_timestamp"))
         for position, size, last_offset, max_timestamp in zip(*columns, strict=True):
             self.note(position, size, last_offset, max_timestamp)
@@ -777,8 +804,8 @@ class ActiveSegment(GrowingSegment):
         close()
 
     def cut(self, size: int) -> None:
-        """Shortens the file, durably. For recovery and for taking back an append: what it cuts was never visible, so
-        that no mapping that was handed out reaches there.
+        """Shortens the file, durably. For recovery and for taking back an append: these bytes were never visible, so no
+        mapping that was handed out reaches them.
         """
         self._mapping = None
         self.held = None
@@ -789,8 +816,9 @@ class ActiveSegment(GrowingSegment):
         self._size = size
 
     def write_indexes(self, *, whole: bool = False, sync: bool = False, keeps_rest: bool = False) -> None:
-        """Brings the indexes to their files; whole: and nothing else is in them. sync: on disk, for a Kafka that is not
-        to look at the segment again. keeps_rest: what else is in them is true of this segment, such as a closing entry.
+        """Brings the indexes to their files. whole: also removes other entries from them. sync: on disk, for a Kafka
+        that will not check the segment again. keeps_rest: keeps other entries, such as a closing entry, which are true
+        of this segment.
         """
         self._indexes.write(whole=whole, sync=sync, keeps_rest=keeps_rest)
 
@@ -799,6 +827,7 @@ class ActiveSegment(GrowingSegment):
 
         Returns the segment to read from. Raises StorageWriteError when the sync failed.
         """
+        # In the order of docs/crashes.md, section 3: the data, its indexes, and only then the next segment.
         self.fs.fsync(self.handle)
         self._indexes.times.add(self.max_timestamp(), self.largest_timestamp_offset - self.base_offset)
         self.write_indexes(whole=True, sync=True)

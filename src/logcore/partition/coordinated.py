@@ -1,8 +1,8 @@
 """What a coordinator of transactions does with a log: writes in a producer's name, and asks what producers did.
 
 Rules:
-- A batch of a coordinator has no sequence, since the coordinator itself sees to it that it is stored once.
-- It is refused where the producer was replaced, as a client's batch is.
+- A batch of a coordinator has no sequence: the coordinator itself makes sure that it is stored once.
+- It is refused if the producer was replaced, as a client's batch is.
 - What a coordinator appends at once is one batch, so that a crash leaves all of it or nothing.
 
 Markers are written by Log.end_transaction(). Which producer may write what is not decided here.

@@ -42,9 +42,9 @@ def delete_below_locked(writer: Writer, offset: int) -> None:
         _retire_locked(writer, state.segments[:count], state.segments[count:])
         tell("deletion", INFO, "%s: %d segments deleted, the log begins at offset %d", writer.path, count, offset)
     kept = epochs.truncate_start(writer.epochs, offset)
-    # Where the first epoch begins tells from now on that the segments before it are not lost, should the checkpoint
-    # be. While no segment goes, that is not worth two syncs. On a full disk it waits for the next opening: deleting
-    # is what makes room.
+    # If the checkpoint is lost, the start of the first epoch still tells that the segments before it were deleted and
+    # not lost. While no segment is deleted, that is not worth two syncs. On a full disk it waits for the next opening:
+    # deleting is what makes room.
     try:
         writer.set_epochs_locked(kept, write=bool(count) or len(kept) < len(writer.epochs))
     except (DiskFullError, ResourceError):
@@ -80,6 +80,7 @@ def truncate_locked(writer: Writer, offset: int, cut_epochs: CutEpochs) -> None:
         if cut_epochs is epochs.truncate_end:  # a follower forgets epochs in which it led and stored nothing
             writer.set_epochs_locked(cut_epochs(writer.epochs, offset) or writer.epochs[:1])
         return
+    # All of it on disk first: the durable end may then be set to the cut, and no sync under way claims more.
     writer.sync_locked()
     with writer.commit.held():
         slot = max(0, slot_of(state.segments, offset))
@@ -99,18 +100,20 @@ def plan_cut(segment: Segment, offset: int, config: LogConfig, entries: list[epo
     entries: the leader epochs of the log. Raises CorruptBatchError when damage stands in the way; what lies behind it
     is not given up for a truncation. Raises OffsetOutOfRangeError inside a gap that is wider than a segment.
     """
-    position = segment.find(offset)
+    position = segment.find(offset)  # of the first batch that reaches offset: all before it stay
     batch = segment.batch(position)
     if batch is None and position < segment.size_bytes:
         raise CorruptBatchError("damaged batch before the offset to cut at", path=segment.path, position=position)
     tail = b""
     if batch is not None:
-        tail = front_of(batch, offset, config)
-    end = segment.base_offset
+        tail = front_of(batch, offset, config)  # its records below offset; empty when it begins there
+    end = segment.base_offset  # behind the last batch that stays
     for facts, _, _ in segment.walk(0, stop=position, crc=False):
         if len(facts):
             end = int(facts["last_offset"][-1]) + 1
-    if not tail and end < offset:  # compaction left a gap here; the offsets in it stay given out
+    # Compaction left a gap here. Its offsets were given out, so an empty batch holds their place: the next append must
+    # not get one of them.
+    if not tail and end < offset:
         if offset > order.reach(segment.base_offset):
             raise OffsetOutOfRangeError(
                 "cannot truncate inside a gap that is wider than a segment",
@@ -119,7 +122,7 @@ def plan_cut(segment: Segment, offset: int, config: LogConfig, entries: list[epo
                 expected=f"at most {order.reach(segment.base_offset)}, or where the gap ends",
                 found=offset,
             )
-        # Of the epoch before the gap: the latest may begin behind the cut, and what follows may be of one between.
+        # With the epoch before the gap: the latest may begin behind the cut, and later batches may be of one between.
         tail = empty_batch(end, offset - 1, epochs.in_force(entries, end))
     return position, tail
 
@@ -135,19 +138,24 @@ def _cut_locked(writer: Writer, offset: int, slot: int, position: int, tail: byt
         writer.set_checkpoint(checkpoint.RECOVERY_POINT, offset)
     if writer.own_checkpoint(checkpoint.CLEANER) > offset:  # the records that follow were never compacted
         writer.set_checkpoint(checkpoint.CLEANER, offset)
-    writer.lower_visible_locked(offset)
+    _lower_visible_locked(writer, offset)
     writer.files.unseal(state.segments[slot:])
     cut = state.segments[slot]
     fills_gap = bool(tail) and position == cut.size_bytes
-    if fills_gap:  # first: without what follows the log would end below offset, and below the recovery point
+    # The empty batch that fills a gap comes first: after a crash between the removals and it, the log would end below
+    # offset, and below the recovery point.
+    if fills_gap:
         writer.files.replace_front(cut, position, tail)
+    # The last one first: a crash then leaves a shorter log, and no hole.
     while len(state.segments) > slot + 1:
         last = state.segments[-1]
         state.segments = state.segments[:-1]
         writer.files.remove(last)
+    # Snapshots above the cut tell of removed records, and must be gone before others get their offsets.
     writer.producers.remove_above(offset)
     if not fills_gap:
         writer.files.replace_front(cut, position, tail)
+    # The files are as they are to be. What memory knows of them is found again, as at opening.
     active = ActiveSegment(fs, writer.path, cut.base_offset, state.config, create=False)
     writer.active = active
     recovery.rebuild(active)
@@ -162,3 +170,21 @@ def _cut_locked(writer: Writer, offset: int, slot: int, position: int, tail: byt
     writer.commit.set_back(offset)
     state.transactions = None
     writer.producers.forget()
+
+
+@locked
+def _lower_visible_locked(writer: Writer, offset: int) -> None:
+    """Before records at and above offset are removed: lowers the visible end for readers here and elsewhere, and in
+    what is noted on disk.
+    """
+    state = writer.state
+    state.visible = min(state.visible, offset)
+    state.wake()
+    if writer.sharing is not None:
+        writer.sharing.cut(offset)
+    else:
+        # Synced for a replicated log, whose high watermark the next opening takes from there.
+        writer.shown.show(state.visible, sync=writer.is_replicated)
+    if writer.is_replicated and writer.own_checkpoint(checkpoint.HIGH_WATERMARK) > offset:
+        # The leader writes other records here next, and the next opening takes the larger of the two for shown.
+        writer.set_checkpoint(checkpoint.HIGH_WATERMARK, offset)

@@ -22,7 +22,7 @@ Entry = tuple[int, int]
 
 
 def assign(entries: list[Entry], epoch: int, start_offset: int) -> list[Entry]:
-    """A new epoch begins at start_offset; what contradicts it goes. Nothing changes for one that is known."""
+    """Begins an epoch at start_offset, and drops entries that contradict it. A known epoch changes nothing."""
     assert epoch >= 0 and start_offset >= 0, (epoch, start_offset)
     if entries and epoch == entries[-1][0] and start_offset >= entries[-1][1]:
         return entries
@@ -44,11 +44,12 @@ def cut_end(entries: list[Entry], end_offset: int) -> list[Entry]:
 
 
 def truncate_start(entries: list[Entry], start_offset: int) -> list[Entry]:
-    """The log starts at start_offset now: the epoch in force there begins there."""
+    """Entries for a log that starts at start_offset now: the epoch in force there begins there."""
     below = [entry for entry in entries if entry[1] <= start_offset]
     above = [entry for entry in entries if entry[1] > start_offset]
     if below:
-        return [(below[-1][0], start_offset), *above]
+        in_force_there, _ = below[-1]
+        return [(in_force_there, start_offset), *above]
     return above
 
 
@@ -81,6 +82,7 @@ def walked(segments: Iterable[Segment], log_start: int) -> list[Entry]:
     found: list[Entry] = [(0, log_start)]
     for segment in segments:
         for facts, _, _ in segment.walk(0, crc=False):
+            # Only rows where the number rises: a stretch of a thousand batches has few of these.
             numbers = facts["partition_leader_epoch"]
             changes = np.flatnonzero(np.diff(numbers, prepend=-1) > 0)
             for row in changes[numbers[changes] > 0].tolist():

@@ -51,11 +51,13 @@ def fetched_columns(
     max_size: most bytes that a batch may inflate to. Raises CorruptBatchError, InvalidRecordError, RecordTooLargeError,
     UnsupportedCodecError.
     """
+    # Aborted transactions whose first offset is still to come, the next one last.
     waiting = sorted(((first, producer_id) for producer_id, first in aborted), reverse=True)
-    discarded: set[int] = set()
+    discarded: set[int] = set()  # producers inside an aborted transaction, until its ABORT marker
     at = 0
     limit = len(data)
     while at < limit:
+        # Many batches at once, as long as none of them has to be left out.
         if not aborted:
             stop, rows, _ = kernel.plan_run(data, at, limit, _RUN_ROWS, _RUN_BYTES, end, -1, False)
             if stop > at and rows <= _RUN_ROWS:
@@ -64,7 +66,7 @@ def fetched_columns(
                 yield from _between(run.columns(), run.timestamp_types(), start, end)
                 continue
         batch = RecordBatch.parse(data, at, limit, path=source)
-        if batch is None:
+        if batch is None:  # the last one, cut off by the size of the answer
             return
         at += batch.size_bytes
         if batch.magic == 2 and batch.base_offset >= end:
@@ -76,7 +78,7 @@ def fetched_columns(
                 discarded.discard(batch.producer_id)
             continue
         if batch.is_transactional and batch.producer_id in discarded:
-            batch.verify()
+            batch.verify()  # a damaged producer id would leave out committed records
             continue
         for part in batch.column_slices(SLICE_ROWS, max_size=max_size):
             types = np.full(len(part), batch.timestamp_type, np.int32)

@@ -33,7 +33,10 @@ def store_locked(writer: Writer, data: Buffer, *, begins_segment: bool, durabili
     """
     # An epoch in which nothing was stored says nothing: this log led in it, or an append failed.
     entries = epochs.truncate_end(writer.epochs, writer.state.end)
-    found = follow(data, log_end=writer.state.end, leader_epoch=entries[-1][0] if entries else -1)
+    latest_epoch = -1
+    if entries:
+        latest_epoch = entries[-1][0]
+    found = follow(data, log_end=writer.state.end, leader_epoch=latest_epoch)
     first = found.first_offset
     if found.has_producers:
         writer.expect_producers_locked()
@@ -42,6 +45,7 @@ def store_locked(writer: Writer, data: Buffer, *, begins_segment: bool, durabili
         _begin_at_locked(writer, first)
     elif begins_segment and writer.active.size_bytes:
         writer.roll_locked()
+    # Notes come before what they tell of: the gaps, or a reader would call them losses; then the leader epochs.
     if found.gap_end:
         writer.note_gaps_locked(found.gap_end)
     entries = epochs.truncate_end(writer.epochs, writer.state.end)
@@ -69,6 +73,7 @@ def _store_run_locked(
     writer.store_locked(view[start:stop], encoded(run, start), now_ms, durability)
     if writer.followed is not None and writer.followed.next_offset != before:
         writer.followed = None  # this log has led meanwhile, and its own appends are not in it
+    # A log without markers never pays for this: the first one walks the whole log, later batches are added.
     if writer.followed is None and not is_marker(run):
         return
     try:

@@ -91,7 +91,7 @@ def follow(data: Buffer, *, log_end: int, leader_epoch: int) -> Continuation:
     """
     size = len(memoryview(data).cast("B"))
     facts, position, why = kernel.walk(data, 0, size, _MOST_BATCHES, True)
-    if not len(facts) or position < size:
+    if not len(facts) or position < size:  # no batch at all, or bytes behind the last whole one
         raise CorruptBatchError(
             "not whole batches",
             position=position,
@@ -101,9 +101,12 @@ def follow(data: Buffer, *, log_end: int, leader_epoch: int) -> Continuation:
     _check_offsets(facts, log_end)
     begun = _begun_epochs(facts, leader_epoch)
     bases = facts["base_offset"]
-    before = np.concatenate(([log_end], facts["last_offset"][:-1] + 1))
-    behind_gaps = bases[bases > before]
-    return Continuation(facts, begun, int(behind_gaps[-1]) if len(behind_gaps) else 0)
+    expected = np.concatenate(([log_end], facts["last_offset"][:-1] + 1))  # of each batch, were there no gaps
+    behind_gaps = bases[bases > expected]
+    gap_end = 0
+    if len(behind_gaps):
+        gap_end = int(behind_gaps[-1])
+    return Continuation(facts, begun, gap_end)
 
 
 def _check_offsets(facts: layout.Facts, log_end: int) -> None:
@@ -133,7 +136,7 @@ def _begun_epochs(facts: layout.Facts, latest: int) -> list[epochs.Entry]:
             found=int(numbers[row]),
         )
     entries: list[epochs.Entry] = []
-    for row in np.flatnonzero(np.diff(numbers, prepend=-1)).tolist():
+    for row in np.flatnonzero(np.diff(numbers, prepend=-1)).tolist():  # where the epoch changes
         epoch = int(numbers[row])
         if epoch > latest:
             entries.append((epoch, int(facts["base_offset"][row])))

@@ -2,11 +2,11 @@
 
 Rules:
 - Appends leave no gaps. Compaction does, and never in the active segment. So a log that this library made has no gap
-  from dense_from on, which the writer notes, on disk, before a compaction replaces a segment.
-- Below dense_from a gap inside a segment says nothing. Behind a segment its seal says: how long the file was,
-  where its offsets ended, and where the next segment begins.
-- What another program has compacted follows no note of ours: seals count only while checkpoint.SEALS_HOLD is there,
-  which Kafka removes when it loads the partition.
+  from dense_from on. The writer notes dense_from, on disk, before a compaction replaces a segment.
+- Below dense_from a gap inside a segment proves nothing. A gap behind a segment is judged by its seal, which says how
+  long the file was, where its offsets ended, and where the next segment begins.
+- Another program may compact without a note of ours. So seals count only while checkpoint.SEALS_HOLD exists, which
+  Kafka removes when it loads the partition.
 - A reader in another process reads the notes again before it calls a gap a loss, because a compaction may have begun.
 
 This module reads no batch but through its segment, and changes nothing.
@@ -33,8 +33,8 @@ _Item = TypeVar("_Item")
 class Noted:
     """What is noted of the gaps of a log.
 
-    dense_from: no offset at or above it is in a gap; NEVER where no note says so. has_seals: whether seals speak of the
-    files as they are to be.
+    dense_from: no offset at or above it is in a gap; NEVER where no note says so. has_seals: whether the seals describe
+    the present files.
     """
 
     dense_from: int
@@ -45,6 +45,8 @@ class Noted:
         """dense_from: as this library's writer noted it. cleaned_to: how far the log was compacted, by any program."""
         if dense_from == NEVER:
             return cls(NEVER, False)
+        # Our own compactions note dense_from at or above what they clean. A checkpoint beyond it is another program's,
+        # which may have replaced files that seals describe.
         return cls(max(dense_from, cleaned_to), has_seals and cleaned_to <= dense_from)
 
 
@@ -52,8 +54,8 @@ class Gaps:
     """Which gaps of one log are losses."""
 
     def __init__(self, noted: Noted | None, ask: Callable[[], Noted] | None = None) -> None:
-        """noted: what the notes say; None to ask for it at the first gap, which many a reading never meets. ask: reads
-        the notes of a log that another process may be writing.
+        """noted: what the notes say; None to read them at the first gap, which most readings never meet. ask: reads the
+        notes of a log that another process may be writing.
         """
         self._noted = noted
         self._ask = ask
@@ -80,7 +82,7 @@ class Gaps:
             return False
         if self._ask is None:
             return True
-        self.noted = self._ask()
+        self.noted = self._ask()  # a compaction may have begun since the notes were read
         return is_gap(expected, base_offset, self.noted.dense_from)
 
     def loss_behind(self, segment: Segment, reached: int, next_base: int) -> str:
@@ -145,7 +147,7 @@ class Gaps:
         self, segments: Sequence[Segment], start: int, end: int, crc: bool, passed: Callable[[Segment], int]
     ) -> Iterator[tuple[Segment, layout.Facts]]:
         self.check_front(segments, start)
-        expected = start
+        expected = start  # the offset that the next batch has to continue with
         before: Segment | None = None
         for number, segment in enumerate(segments, 1):
             if number < len(segments):
@@ -178,6 +180,7 @@ class Gaps:
             for facts in self._walk_one(segment, following, expected, end, crc):
                 expected = int(facts["last_offset"][-1]) + 1
                 yield segment, facts
+            # Every batch of it was read and its CRC checked, so its largest timestamp is what was written.
             segment.is_newest_sure |= crc and start <= segment.base_offset
         if before is not None and expected < end:
             raise CorruptLogError(
@@ -199,6 +202,7 @@ class Gaps:
             position = segment.find(start)
         is_last = following is None or following.base_offset >= end
         for facts, behind, why in segment.walk(position, crc=crc):
+            # Batches at or above end are looked at only to see that the first of them continues the others.
             reaches_end = facts["last_offset"] >= end
             above = facts[:0]
             if is_last and reaches_end.any():
@@ -257,11 +261,12 @@ def check_growing(segment: GrowingSegment, end: int, dense_from: int, *, is_end_
     """Checks CRCs and offsets of the batches of the last segment below end that were not checked before; returns the
     offset behind all that were checked. Raises CorruptBatchError.
 
-    What is known of such a segment comes from heads; that something is not in it is to be said only after this.
-    dense_from: from this offset on there are no gaps. is_end_noted: whether end is where its writer says; then what
-    lies behind it may be anything that a crash left. Else a damaged batch may hide sound ones, and is an error.
+    The time index of such a segment was made from heads alone, which may be damaged: that a record is not in it may be
+    said only after this check. dense_from: from this offset on there are no gaps. is_end_noted: whether end is where
+    its writer says; then anything that a crash left may lie behind it. Else a damaged batch may hide sound ones, and is
+    an error.
     """
-    start, expected = segment.checked
+    start, expected = segment.checked  # (position, offset) up to which an earlier call has checked
     if start == segment.size_bytes and expected >= end:
         return expected
     for facts, position, why in segment.walk(start, crc=True):
@@ -301,7 +306,7 @@ def front_missing(first: Segment, start: int) -> CorruptLogError:
 
 
 def readable(segments: Sequence[Segment], items: Iterator[_Item]) -> Iterator[_Item]:
-    """The items. Damage that is none, because a mapped file could not be read, becomes StorageReadError."""
+    """The items. Damage that only appears because a mapped file could not be read becomes StorageReadError."""
     try:
         yield from items
     except (CorruptBatchError, CorruptLogError, InvalidRecordError) as error:
@@ -311,6 +316,7 @@ def readable(segments: Sequence[Segment], items: Iterator[_Item]) -> Iterator[_I
 
 
 def _loss_behind(noted: Noted, segment: Segment, reached: int, next_base: int) -> str:
+    """See Gaps.loss_behind()."""
     if is_gap(reached, next_base, noted.dense_from):
         return "the log has no gaps there"
     if reason := _cut_short(noted, segment):
@@ -328,6 +334,7 @@ def _loss_behind(noted: Noted, segment: Segment, reached: int, next_base: int) -
 
 
 def _cut_short(noted: Noted, segment: Segment) -> str:
+    """Whether a segment is shorter than when it was sealed: what is wrong, empty for nothing."""
     seal = None
     if noted.has_seals:
         seal = _seal_of(segment)
@@ -343,7 +350,7 @@ def _seal_of(segment: Segment) -> seals.Seal | None:
     if not segment.is_seal_known:
         _ = segment.size_bytes  # opens the file
         seal = seals.read(segment.fs, segment.directory, segment.base_offset)
-        # After a compaction or a truncation the seal is of the file that has the name now.
+        # Asked after reading: after a compaction or a truncation the seal is of the file that has the name now.
         if segment.is_current():
             segment.known_seal = seal
         else:

@@ -46,14 +46,17 @@ class GroupCommit:
         failed: Callable[[BaseException], None],
         publish: Callable[[int], bool] | None = None,
     ) -> None:
-        """written(): (bytes, log end) written so far. sync(): syncs all of it. moved(end): told of a new durable
-        end. failed(cause): told once, when the log is poisoned. publish(end): where other processes write the log too,
-        asked before; False when one has cut the log meanwhile, so that the end means nothing any more.
+        """written(): (bytes, log end) written so far. sync(): syncs all of it. moved(end): called with each new durable
+        end. failed(cause): called once, when the log is poisoned. publish(end): for a log that other processes write
+        too, called before the durable end moves; False when one of them has cut the log meanwhile, so that the end is
+        no longer valid.
         """
+        # Moved up under the mutex by the thread that leads a sync, and set back by one that keeps syncs away. Read
+        # without it: an old value costs its reader a call of wait() that returns at once.
         self.durable_end = durable_end
         self.synced_bytes = 0
         self.syncs = 0
-        self.failure: LogFailedError | None = None
+        self.failure: LogFailedError | None = None  # set once, by whichever thread meets the failure
         self._refusal = LogFailedError("a write or sync failed", path=path)  # made now: later there may be no memory
         self._fs = fs
         self._path = path
@@ -82,10 +85,12 @@ class GroupCommit:
                 self._arrived += 1
                 while self._leader not in (None, me) and self.durable_end < target and self.failure is None:
                     self._block()
+                # Released by the leader: its sync covered the target, or failed, or began too early for it.
                 if self.durable_end >= target:
                     return
                 self._check()
                 self._leader = me
+            # Outside the mutex, so that others come and share this sync or wait for the next.
             self._gather()
             self._lead()
         finally:
@@ -114,6 +119,7 @@ class GroupCommit:
         """Another process says that all below end is on disk."""
         with self._mutex:
             self.durable_end = max(self.durable_end, end)
+            # The other process counts no bytes for us: only when nothing is left unsynced is their number known.
             written_bytes, log_end = self._written()
             if self.durable_end >= log_end:
                 self.synced_bytes = written_bytes
@@ -127,7 +133,7 @@ class GroupCommit:
                 self.synced_bytes = written_bytes
 
     def set_back(self, end: int) -> None:
-        """Moves the durable end back, after a truncation."""
+        """Moves the durable end back, after a truncation; for the caller that holds syncs away."""
         self.durable_end = end
         self.synced_bytes = self._written()[0]
 
@@ -168,11 +174,13 @@ class GroupCommit:
             else:
                 idle = 0
             seen = arrived
+        # Falls slowly, so that one sync which few threads happened to share does not end the waiting for the next.
         self._expected = max(seen, self._expected * 7 // 8)
         self._arrived = 0
 
     def _lead(self) -> None:
         """The sync itself, by the one thread that leads."""
+        # Read before the sync begins: it need not cover what is written meanwhile.
         written_bytes, target = self._written()
         try:
             self._sync()

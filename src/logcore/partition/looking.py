@@ -2,7 +2,7 @@
 
 Rules:
 - A look writes nothing and locks no file. A writer may append, roll, delete, compact and truncate meanwhile.
-- What is known of a segment is kept as long as the file of its name is the same.
+- A Segment, with all that was read of it, is kept as long as the file of its name is the same.
 - The size of the last segment is read before the end that the writer has shown: unsynced bytes are never shown.
 - A log whose files end below its recovery point keeps that end, so that reading meets an error there and not an end.
 
@@ -50,6 +50,8 @@ class FileLook:
             is_same = self._fs.modified_ms(self._path) == self._listed_ms
         except FileNotFoundError:
             raise LogNotFoundError("the partition directory is gone", path=self._path) from None
+        # No name in the directory has changed, and the last file is the same: only its end may have moved. Listing
+        # thousands of segments for each look would cost too much.
         if is_same and all(segment.is_current() for segment in self._state.segments[-1:]):
             self._refresh_end()
             self._miss_end()
@@ -78,8 +80,8 @@ class FileLook:
         self._miss_end()
 
     def _miss_end(self) -> None:
-        """Where the files end below the recovery point, the log ends there all the same: reading on then meets an error
-        and no end. Read twice, because a writer may have gone on, rolled or truncated since. Raises
+        """If the files end below the recovery point, moves the end up to it, so that reading there meets an error and
+        not the end of the log. Looks twice, because the writer may have appended, rolled or truncated since. Raises
         CorruptLogError when there are no segments at all.
         """
         known = 0
@@ -163,7 +165,8 @@ class FileLook:
         assert isinstance(last, GrowingSegment)
         last.refresh()
         self._state.end = max(self._state.log_start, last.next_offset())
-        # Read after the size: a writer makes this file before its first write, so unsynced bytes imply the file.
+        # Read after the size: a writer makes this file before its first write, so if there were unsynced bytes, the
+        # file exists.
         shown = checkpoint.read_shown_end(self._fs, self._path)
         if shown is None:
             self.is_end_noted = False
@@ -171,7 +174,8 @@ class FileLook:
             return
         limit = shown.offset
         is_replicated = shown.is_replicated
-        if limit == -1:  # damaged: only what certainly may be shown is, and what was shown before
+        # Damaged: show only what was on disk, or in all copies, for sure; and what was shown before.
+        if limit == -1:
             is_replicated = checkpoint.read_notes(self._fs, self._path).replicated
             if is_replicated:
                 noted = checkpoint.HIGH_WATERMARK

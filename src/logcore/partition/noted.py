@@ -1,10 +1,10 @@
 """What is noted of a partition outside its segments: by checkpoints of a log directory, and by its own small files.
 
 Rules:
-- What is not noted, or cannot be understood, counts as absent, as in checkpoint.py.
-- Notes tell that something must be there, never what it is.
+- A note that is missing, or cannot be understood, counts as absent, as in checkpoint.py.
+- Notes tell that records exist up to an offset, never what is in them.
 
-This module sees no batch. verify.py and salvage.py in inspect/ hold what they find in segments against it.
+This module sees no batch. verify.py and salvage.py in inspect/ compare what they find in segments with it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,13 @@ class Noted:
         points = lines(checkpoint.RECOVERY_POINT)
         starts = lines(checkpoint.LOG_START)
         epochs = or_else([], checkpoint.read_epochs, fs, path)
+        epoch_start = None
+        if epochs:
+            epoch_start = epochs[0][1]
         shown: checkpoint.ShownEnd | None = or_else(None, checkpoint.read_shown_end, fs, path)
+        durable_end = 0
+        if shown is not None:
+            durable_end = max(0, shown.offset)  # -1 stands for a file that is damaged
         return cls(
             directory=directory,
             log_start=max(starts.values(), default=0),
@@ -71,8 +77,8 @@ class Noted:
             high_watermark=max(lines(checkpoint.HIGH_WATERMARK).values(), default=0),
             cleaned_to=max(lines(checkpoint.CLEANER).values(), default=0),
             is_listed=bool(points) and (bool(starts) or is_understood(fs, directory, checkpoint.LOG_START)),
-            durable_end=max(0, shown.offset) if shown is not None else 0,
-            epoch_start=epochs[0][1] if epochs else None,
+            durable_end=durable_end,
+            epoch_start=epoch_start,
             notes=or_else(checkpoint.Notes(), checkpoint.read_notes, fs, path),
             has_seals=or_else(False, fs.exists, os.path.join(path, checkpoint.SEALS_HOLD)),
         )
@@ -88,24 +94,25 @@ class Noted:
         return max(self.recovery_point, self.high_watermark, self.durable_end)
 
     def begin(self, first_base: int) -> int:
-        """Where a log begins whose first segment begins at first_base: below that where segments are
-        gone that were not deleted.
+        """Where a log begins whose first segment begins at first_base: below that if segments are missing that were
+        not deleted.
 
         What deletes from the front notes the new start first: this library in the checkpoint; Kafka, which drops that
         line when a segment begins there, in the epochs.
         """
-        is_own = self.notes.dense_from < INT64_MAX
+        is_own = self.notes.dense_from < INT64_MAX  # this library wrote the log
         if is_own and self.is_listed and self.epoch_start is not None:
             first_base = min(first_base, self.epoch_start)
         return max(self.log_start, first_base)
 
 
 def is_understood(fs: FS, directory: str, name: str) -> bool:
-    """Whether an offset checkpoint is not there, is empty, or can be understood."""
+    """Whether an offset checkpoint does not exist, is empty, or can be understood."""
     content = or_else(b"?", checkpoint.read, fs, directory, name)
-    return (content or b"").split() in ([], [b"0", b"0"]) or bool(
-        or_else({}, checkpoint.read_offsets, fs, directory, name)
-    )
+    lines = (content or b"").split()
+    if lines in ([], [b"0", b"0"]):  # no file, an empty one, or version 0 with 0 entries
+        return True
+    return bool(or_else({}, checkpoint.read_offsets, fs, directory, name))
 
 
 def or_else(otherwise: _U, call: Callable[..., _T], *arguments: Any) -> _T | _U:

@@ -112,12 +112,15 @@ def open_partition(place: Place) -> Opened:
     Raises CorruptLogError, StorageReadError, StorageWriteError, DiskFullError, ResourceError.
     """
     fs = place.fs
+    # 1. Finish compactions: after this the segments in the directory are the log's.
     names = sorted(list_names(fs, place.path))
     if any(name.endswith(SWAP) for name in names):
         recovery.finish_swaps(fs, place.path)
         names = sorted(list_names(fs, place.path))
     if checkpoint.TURN in names and not place.is_shared:
-        fs.unlink(os.path.join(place.path, checkpoint.TURN))  # what it says is about to be no longer so
+        fs.unlink(os.path.join(place.path, checkpoint.TURN))  # a writer that is alone leaves no notes in it
+    # 2. Find the segments and the notes. Where other processes have left the log in order, all up to their end is
+    # believed, as what lies below a recovery point.
     noted_point = place.checkpointed(checkpoint.RECOVERY_POINT)
     if place.believed_end is None:
         recovery_point = noted_point
@@ -125,28 +128,35 @@ def open_partition(place: Place) -> Opened:
         recovery_point = place.believed_end
     found = _find(place, names, recovery_point)
     notes = checkpoint.read_notes(fs, place.path)
-    # Kafka, which may have written since, leaves the note as it is, and a snapshot at each roll and close.
+    # Kafka, which may have written since, does not touch our notes, but leaves a snapshot at each roll and close.
     has_producers = not found.is_new and (notes.producers or any(name.endswith(SNAPSHOT) for name in names))
     is_sure = place.is_clean or place.believed_end is not None
     if found.is_new or not is_sure or notes.policy is None:
         # A killed writer may have made files and directories and not their names durable, and Kafka does not always.
         fs.sync_dir(place.path)
         fs.sync_dir(place.parent)
+    # 3. Recover the end.
     report = _recover(place, found, names, notes, recovery_point, has_producers)
     if report.cut_position is not None or report.damage:
         tell("recovery", WARNING, "%s", report)
+    # 4. Remove leftovers. In a shared log .cleaned files may be the work of another process that is compacting.
     if place.believed_end is None:
-        # Of a shared log another process may be compacting: what it makes waits under such names.
         found.files.remove_leftovers([name for name in names if not (place.is_shared and name.endswith(CLEANED))])
     if recovery.FAILED_SYNC in names:
         fs.unlink(os.path.join(place.path, recovery.FAILED_SYNC))  # all that is kept was brought to the disk
+    # Where damage is kept and nothing whole follows it, offsets up to the recovery point were given out all the same.
     lost = next((one for one in report.damage if one.next_offset is None), None)
-    end = _end_of(place, found, recovery_point if lost is not None else 0)
+    least_end = 0
+    if lost is not None:
+        least_end = recovery_point
+    end = _end_of(place, found, least_end)
+    # 5. Bring in step with what is left: indexes, seals, snapshots, and below the leader epochs.
     has_producers |= found.active.has_producers or found.active.has_markers
     _write_active_indexes(place, found, end, was_cut=report.cut_position is not None)
     dense_from = 0
     if not found.is_new:
         dense_from = notes.dense_from
+    # Kafka removes SEALS_HOLD when it loads the partition. Then seals count only once those of other files are removed.
     has_seals = checkpoint.SEALS_HOLD in names
     if 0 < dense_from < order.NEVER and not has_seals:
         has_seals = seals.drop_stale(fs, place.path, found.segments[:-1])
@@ -189,14 +199,15 @@ def _find(place: Place, names: Sequence[str], recovery_point: int) -> _Found:
     log_start = place.checkpointed(checkpoint.LOG_START)
     is_new = not bases
     if is_new:
-        if recovery_point > log_start:
+        if recovery_point > log_start:  # records were on disk, and none were deleted: this is no new partition
             raise segments_gone(place.path, recovery_point)
         bases = [log_start]
     # A crash in the middle of a deletion may keep any of the names below the start, with gaps between them.
     bases = bases[max(0, bisect_right(bases, log_start) - 1) :]
     if bases[0] > log_start:
         log_start = begin(fs, place.path, bases[0])
-    # They wait for the next retention, for the checkpoint that calls them deleted may have come with other files.
+    # Files below the log start are left to the next retention: the checkpoint that calls them deleted may have come
+    # with other files.
     low = file_name(bases[0], "")
     kinds = (*SEGMENT_FILES, SNAPSHOT)
     below = {base_offset_of(name, kind) for name in names if name[:20] < low for kind in kinds}
@@ -214,10 +225,12 @@ def _find(place: Place, names: Sequence[str], recovery_point: int) -> _Found:
 def _recover(
     place: Place, found: _Found, names: Sequence[str], notes: Notes, recovery_point: int, has_producers: bool
 ) -> recovery.RecoveryReport:
+    # After a crash the front of an index is good, and saves the walk over its batches. Of producers and transactions it
+    # says nothing: where there are any, all heads of the segment are walked.
     indexes: recovery.IndexState = "fronts"
     if place.is_clean:
         indexes = "whole"
-    elif has_producers:  # what was noted of producers and transactions may lack what the batches say
+    elif has_producers:
         indexes = "none"
     successor = _successor(place, found.active, names)
     try:
@@ -281,6 +294,7 @@ def _successor(place: Place, last: ActiveSegment, names: Sequence[str]) -> int |
     """
     if file_name(last.base_offset, SEAL) in names:
         seal = seals.read(place.fs, place.path, last.base_offset)
+        # A seal is removed before its successor is, so one that fits tells that the successor was lost.
         if seal is not None and seal.is_of(last.size_bytes, place.fs.modified_ms(last.path)):
             return seal.next_base_offset
         place.fs.unlink(last.file(SEAL))
@@ -304,9 +318,13 @@ def _index_unsynced(place: Place, segments: list[Segment], recovery_point: int, 
             # A segment damaged below the recovery point keeps its indexes: they may lead past the damage.
             if not recovery.rebuild_sound(rebuilt, end):
                 continue
+            # The whole log is walked once, and only if a marker was found.
             if rebuilt.has_markers and found is None:
                 found = transactions.walked(segments)
-            rebuilt.set_aborted(() if found is None else found.entries_between(rebuilt.base_offset, end))
+            if found is None:
+                rebuilt.set_aborted(())
+            else:
+                rebuilt.set_aborted(found.entries_between(rebuilt.base_offset, end))
             segments[slot] = rebuilt.seal()
         except (CorruptBatchError, InvalidRecordError):  # which transactions were aborted cannot be determined
             continue
@@ -338,16 +356,17 @@ def _write_active_indexes(place: Place, found: _Found, end: int, *, was_cut: boo
         recovery.rebuild(active)  # the other indexes say nothing of markers
     if not active.is_resumed:
         transactions.index_aborted(active, found.segments)
-    # A log opens on a full disk too, so that something can be deleted from it; close() tries again. What a file says of
-    # batches that a crash took was true, and would not be of those that come in their place.
+    # A log opens on a full disk too, so that something can be deleted from it; close() tries again. Entries that a file
+    # has beyond these may stay after a clean close, but not after a cut: they would be wrong about the next batches.
     with contextlib.suppress(DiskFullError, ResourceError):
         active.write_indexes(whole=True, keeps_rest=place.is_clean and not was_cut)
 
 
 def _high_watermark(place: Place, found: _Found, notes: Notes, end: int) -> int:
-    """Where the high watermark begins. All was shown of a log without copies; else it begins where it was, as far as is
-    known, for what a killed writer has shown stays shown.
+    """Where the high watermark begins: at the end for a log without copies, of which all was shown. Else where it was,
+    as far as is known: what a killed writer has shown must stay visible.
     """
+    # Also for a log that this library wrote without copies until now.
     if not place.is_replicated or (notes.policy is not None and not notes.replicated):
         return end
     noted = place.checkpointed(checkpoint.HIGH_WATERMARK)
@@ -361,8 +380,9 @@ def _high_watermark(place: Place, found: _Found, notes: Notes, end: int) -> int:
 
 
 def _epochs_below(place: Place, found: _Found, end: int) -> list[epochs.Entry]:
-    """The leader epochs of what is left. An epoch above the end would count again once the end has passed it."""
+    """The leader epochs of what is left. An entry above the end would apply to later records once they get there."""
     known = checkpoint.read_epochs(place.fs, place.path)
+    # Without a file, or with none that can be understood, the batches say which leader wrote them.
     cut = epochs.cut_end(known, end) or epochs.walked(found.segments, found.log_start)
     kept = epochs.truncate_start(cut, found.log_start)
     if cut != known or len(kept) != len(cut):

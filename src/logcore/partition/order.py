@@ -26,7 +26,7 @@ over batches in Python would be 50 times slower. kernel.follow_on() and kernel.p
 case; whatever they stop at is judged here. tests/partition/test_order.py runs one table of cases over all of them and
 over all callers.
 
-Pure functions. They do not know what a gap means where they are told that there may be one: partition/gaps.py does.
+Pure functions. Whether a gap below dense_from is a loss is not decided here but in partition/gaps.py.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def first_fault(facts: layout.Facts, expected: int, limit: int, *, dense_from: i
         return 0, None
     last = facts["last_offset"]
     is_new = facts["magic"] == 2
-    base = np.where(is_new, facts["base_offset"], last)
-    before = np.concatenate(([expected - 1], last[:-1]))
+    base = np.where(is_new, facts["base_offset"], last)  # a v0/v1 wrapper has the offset of its last record
+    before = np.concatenate(([expected - 1], last[:-1]))  # the last offset of the batch before each
     falls = (base <= before) | (last < base)
     is_wrong = falls | (last >= limit)
     if dense_from < NEVER:

@@ -2,8 +2,8 @@
 
 Rules (storage format sections 5.1 to 5.5, as a Kafka leader):
 - Of each producer id, its epoch and its last five batches are known. A batch equal to one of them was sent twice.
-- The next batch begins at the next sequence, or at 0 when the epoch is new; from a producer that is not known any is
-  taken, because its state may have expired.
+- The next batch begins at the next sequence, or at 0 when the epoch is new. From an unknown producer any sequence is
+  accepted, because its state may have expired.
 - A batch of an older epoch comes from a producer that another has replaced.
 - A snapshot is a cache of this, taken at an offset: with it, only the batches behind it need to be read.
 
@@ -85,6 +85,7 @@ class _Producer:
     open_offset: int = -1  # first offset of its open transaction
 
     def enter_epoch(self, epoch: int) -> None:
+        """Sequences of another epoch begin again, so batches of the one before are no longer compared."""
         if epoch != self.epoch:
             self.epoch = epoch
             self.batches.clear()
@@ -159,17 +160,18 @@ class Producers:
             )
 
     def facts(self) -> list[ProducerFacts]:
-        return [
-            ProducerFacts(
-                producer_id,
-                known.epoch,
-                known.batches[-1].last_sequence if known.batches else -1,
-                known.timestamp_ms,
-                known.coordinator_epoch,
-                known.open_offset,
+        """One row for each producer."""
+        found: list[ProducerFacts] = []
+        for producer_id, known in self._known.items():
+            last = -1
+            if known.batches:
+                last = known.batches[-1].last_sequence
+            found.append(
+                ProducerFacts(
+                    producer_id, known.epoch, last, known.timestamp_ms, known.coordinator_epoch, known.open_offset
+                )
             )
-            for producer_id, known in self._known.items()
-        ]
+        return found
 
     def check_marker(self, producer_id: int, epoch: int, coordinator_epoch: int) -> int:
         """The first offset of the transaction that a marker would end, -1 for none (section 5.3).
@@ -236,7 +238,7 @@ class Producers:
                 if count:  # compaction leaves empty ones, which say nothing
                     self.end_transaction(producer_id, epoch, coordinator_epoch(fact["position"]), fact["max_timestamp"])
                 continue
-            # Compaction may have taken records out; the sequences are those of the batch as it was sent.
+            # Compaction may have taken records out, but keeps both offsets of a batch: they tell how many were sent.
             sent = fact["last_offset"] - fact["base_offset"] + 1
             first = fact["base_sequence"]
             batch = SequencedBatch(
@@ -255,7 +257,8 @@ class Producers:
             other = others._known.get(producer_id)
             if other is None or other.epoch != known.epoch or not (known.batches and other.batches):
                 continue
-            if other.batches[-1][:4] == known.batches[-1][:4]:  # a snapshot has the time of a marker behind it
+            # All but the time: a snapshot has one time for a producer, which may be that of a marker behind the batch.
+            if other.batches[-1][:4] == known.batches[-1][:4]:
                 known.batches = other.batches
 
     def expire(self, now_ms: int) -> None:
@@ -275,10 +278,13 @@ class Producers:
 
     def last_batches(self) -> dict[int, tuple[int, int]]:
         """Producer id -> (epoch, last offset of its newest data batch, -1 for none)."""
-        return {
-            producer_id: (known.epoch, known.batches[-1].last_offset if known.batches else -1)
-            for producer_id, known in self._known.items()
-        }
+        found: dict[int, tuple[int, int]] = {}
+        for producer_id, known in self._known.items():
+            last = -1
+            if known.batches:
+                last = known.batches[-1].last_offset
+            found[producer_id] = (known.epoch, last)
+        return found
 
     def pack(self) -> bytes:
         """The content of a .snapshot file. Only the newest batch of a producer has room in it."""

@@ -8,8 +8,8 @@ Rules (storage format sections 5.1 to 5.5):
   noted once all of the append is stored.
 - A snapshot has room for the newest batch of a producer. A client may send the five last ones again, so those before it
   are read from the log, as far as they are near its end.
-- A snapshot is a cache. One that cannot be written costs a walk over heads; one above the end tells of records that
-  are gone, and has to go before others have their offsets.
+- A snapshot is a cache. If it cannot be written, the next opening walks over heads instead. A snapshot above the end
+  tells of removed records, and must be deleted before others get their offsets.
 
 All is called under the log's lock. This module judges no sequence (producers.py) and writes no segment (log.py).
 """
@@ -45,8 +45,8 @@ from logcore.segment import Segment
 #: Producer id, producer epoch, base sequence and record count, from byte 43 of a v2 batch on.
 _PRODUCER: Final = struct.Struct(">qhii")
 
-#: How far before a snapshot batches are looked for that a client may still send again: five requests of 1 MiB, some of
-#: several clients. A head takes 3 us, and 100 bytes are the least that a batch has.
+#: How far before a snapshot to look for batches that a client may still send again: five requests of 1 MiB, some of
+#: several clients. A head takes 3 us, and a batch has 100 bytes at least.
 _LOOK_BACK_BYTES: Final = 8 << 20
 
 #: What is to be noted of batches once they are stored: (producer id, epoch, whether it is transactional, batch).
@@ -60,7 +60,7 @@ class ProducerState:
         self._fs = fs
         self._path = path
         self._extent = extent
-        self._known: Producers | None = None
+        self._known: Producers | None = None  # None until somebody asks, and after forget()
         self._storing_from: int | None = None  # the log end where an append under way began
 
     def forget(self) -> None:
@@ -83,11 +83,13 @@ class ProducerState:
 
     def _looked_up(self) -> Producers:
         segments, end = self._extent()
-        # A snapshot below the first segment lacks batches that were deleted since. Those below the log start are there.
+        # One below the first segment would lack the batches between it and there, which were deleted. One below the
+        # log start is good: the segment that holds the log start still has the batches behind it.
         producers = self._loaded(segments[0].base_offset, end)
         if producers is None:  # and not an empty one, which says that no producer is known up to there
             producers = Producers(next_offset=segments[0].base_offset)
         else:
+            # Without them a batch that is sent again may be refused as out of order, but never be stored twice.
             with contextlib.suppress(CorruptBatchError, StorageReadError):
                 producers.fill(_last_below(segments, producers.next_offset))
         for segment in segments[max(0, slot_of(segments, producers.next_offset)) :]:
@@ -124,7 +126,7 @@ class ProducerState:
         if len(batches) == 1 and raw[43] & 0x80:  # producer id -1
             return None
         found: Sequenced = []
-        ahead = Producers()  # of this call, not stored yet
+        ahead = Producers()  # as they will be after the batches of this call that were judged, which are not stored yet
         for position, _, last_offset, max_timestamp in batches:
             producer_id, epoch, first_sequence, count = _PRODUCER.unpack_from(raw, position + 43)
             if producer_id < 0:
@@ -138,6 +140,7 @@ class ProducerState:
             if duplicate is not None:
                 if len(batches) == 1:
                     return duplicate
+                # One receipt cannot say of some that they are old and of others that they are new.
                 raise OutOfOrderSequenceError("a batch among several was stored before", found=first_sequence)
             last = last_sequence(first_sequence, count)
             batch = SequencedBatch(first_sequence, last, last_offset - count + 1, last_offset, max_timestamp)
@@ -150,13 +153,14 @@ class ProducerState:
         """Around the writing of batches; notes those of judge() once all are stored. is_judged: False for batches that
         came as they are, of which only their heads tell.
         """
+        # Batches that were not judged may name any producer: what is known is looked up again when it is next needed.
         if not is_judged:
             self.forget()
         _, self._storing_from = self._extent()
         try:
             yield
             if not is_judged:
-                self.forget()  # a roll on the way may have looked, and not seen the rest
+                self.forget()  # a roll within the append may have looked them up, before the rest was stored
             for producer_id, epoch, is_transactional, batch in sequenced or ():
                 self.known().add(producer_id, epoch, batch, is_transactional=is_transactional)
         except BaseException:
@@ -173,11 +177,14 @@ class ProducerState:
     def _loaded(self, low: int, high: int) -> Producers | None:
         """What the newest sound snapshot at an offset from low to high says."""
         for offset in reversed(self._offsets()):
-            if low <= offset <= high:
-                content = checkpoint.read(self._fs, self._path, file_name(offset, SNAPSHOT))
-                producers = None if content is None else Producers.unpack(content, offset)
-                if producers is not None:
-                    return producers
+            if not low <= offset <= high:
+                continue
+            content = checkpoint.read(self._fs, self._path, file_name(offset, SNAPSHOT))
+            if content is None:
+                continue
+            producers = Producers.unpack(content, offset)
+            if producers is not None:
+                return producers
         return None
 
     def to_save(self, *, has_producers: bool) -> Producers | None:
@@ -187,13 +194,17 @@ class ProducerState:
         has_producers: whether the log may name any. What had to be read is saved also when no producer is known any
         more: a copy of old records would read all of them again at its next roll.
         """
+        # In the middle of an append some of its batches are stored, and storing() has noted none of them yet.
         _, end = self._extent()
         is_midway = self._storing_from is not None and end > self._storing_from
         if self._known is not None and not is_midway:
             return self.if_any()
+        if not has_producers:
+            return None
         with contextlib.suppress(CorruptBatchError, StorageReadError):
-            if has_producers:
-                return self._looked_up() if is_midway else self.known()
+            if is_midway:
+                return self._looked_up()
+            return self.known()
         return None
 
     def if_any(self) -> Producers | None:
@@ -203,7 +214,7 @@ class ProducerState:
         return self.known()
 
     def save(self, producers: Producers | None) -> None:
-        """Notes producers at the log's end, and removes what is not at a segment's start."""
+        """Saves producers in a snapshot at the log end, and removes those that are not at the start of a segment."""
         if producers is None:
             return
         producers.expire(self._fs.now_ms())
@@ -228,7 +239,8 @@ def _last_below(segments: Sequence[Segment], end: int) -> Producers:
     The snapshot at that offset has a CRC, so nothing unchecked may stand in its place. Of markers no record is decoded:
     the snapshot names their coordinator epochs.
     """
-    spans: list[tuple[Segment, int, int]] = []
+    # Backwards through the segments until enough bytes are found; then read forwards, for batches come in order.
+    spans: list[tuple[Segment, int, int]] = []  # (segment, start, stop)
     left = _LOOK_BACK_BYTES
     for segment in reversed(segments[: slot_of(segments, end - 1) + 1]):
         stop = segment.find(end)
@@ -267,7 +279,9 @@ def coordinator_epochs(segment: Segment) -> Callable[[int], int]:
 
     def coordinator_epoch(position: int) -> int:
         batch = segment.batch(position)
-        return -1 if batch is None else batch.marker().coordinator_epoch
+        if batch is None:
+            return -1
+        return batch.marker().coordinator_epoch
 
     return coordinator_epoch
 

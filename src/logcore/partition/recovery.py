@@ -6,7 +6,7 @@ Rules (docs/format.md, "What opening believes"):
   segment unless it is all zeros, and reported.
 - A failing disk is not damage: a read error ends the opening and changes nothing.
 - Everything kept is on disk before it is served: a killed process leaves data that is only in the page cache.
-- What was on disk is not read: the indexes say where it ends, and the batch they point at has to bear them out.
+- What was on disk is not read: the indexes say where it ends, and the batch they point at must confirm it.
 
 `decide` is pure and knows only TailFacts. This module handles the active segment; sealed ones were synced when they
 were sealed and are believed until they are read.
@@ -46,9 +46,9 @@ from logcore.segment import ActiveSegment, Segment
 #: What the files of indexes are worth: they lack nothing, a crash may have cut each of them, or they are of no use.
 IndexState = Literal["whole", "fronts", "none"]
 
-#: A file that is there from a failed sync on until an opening has rewritten the log.
+#: A file that exists from a failed sync until an opening has rewritten the log.
 FAILED_SYNC: Final = "logcore.unsynced"
-#: How far behind damage a whole batch is looked for, and how much is read at once.
+#: How far behind damage recovery looks for a whole batch, and how much it reads at once.
 _SEARCH_BYTES = 64 << 20
 _CHUNK_BYTES = 1 << 20
 
@@ -82,6 +82,7 @@ def decide(facts: TailFacts) -> Action:
         return Action.KEEP
     if facts.bad_position < facts.recovery_position:
         return Action.FAIL
+    # A file that grew before its data was written: no record is in it, so nothing is worth a copy.
     if facts.only_zeros:
         return Action.CUT
     if facts.next_batch_bytes is None:
@@ -97,7 +98,7 @@ def decide(facts: TailFacts) -> Action:
 
 @attrs.frozen
 class Damage:
-    """What was on disk and is no more, of a log that was opened with on_corruption="quarantine".
+    """What was on disk and is lost, in a log that was opened with on_corruption="quarantine".
 
     Reading the offsets from first_offset to next_offset raises CorruptBatchError or CorruptLogError, behind them the
     log goes on. next_offset is None where nothing whole follows: such a log takes no appends.
@@ -162,13 +163,16 @@ def recover(
     CorruptLogError where the damage cannot be what a crash left, with nothing changed (and look_past() goes on from
     there); StorageReadError and StorageWriteError when the disk fails.
     """
+    # 1. Below the recovery point all was on disk: heads tell where that ends, from the last index entry below it on.
     size = segment.refresh()
     segment.reset(is_synced=indexes == "whole")
     start = 0
     if indexes != "none":
         start = segment.resume(recovery_point, is_whole=indexes == "whole")
     below, recovery_position = _walk_to(segment, start, recovery_point, dense_from <= segment.base_offset)
+    # 2. Bring what lies above to the disk before it is read: what is kept must be on disk, and not in memory alone.
     is_on_disk = size <= recovery_position or _settle(fs, segment, recovery_position)
+    # 3. Take note of both parts, up to the first batch that is not good. Above the point CRCs are checked.
     bad = next((at for facts in below if (at := _note(segment, facts)) is not None), None)
     why = layout.WALK_COUNT
     if bad is None:
@@ -178,31 +182,45 @@ def recover(
         if not is_on_disk:
             _keep(fs, segment, size)
         return RecoveryReport(segment.path, size - recovery_position)
+    # 4. Something is wrong: a bad batch, or whole batches that end below the recovery point, so that some are gone.
     if bad is None:
         bad = size
         why = layout.WALK_SHORT
     reason = layout.WALK_REASONS[why]
     if bad == recovery_position:
+        # Of the last batch below the point: as walked, else the one that resume() ended with.
         last = next((int(facts["position"][-1]) for facts in reversed(below) if len(facts)), None)
-        _check_before(segment, start - segment.since_entry_bytes if last is None else last)
+        if last is None:
+            last = start - segment.since_entry_bytes
+        _check_before(segment, last)
     only_zeros, next_batch_bytes = look_behind(segment, bad, end_offset)
-    # An end below the recovery point is damage, wherever the point would have lain in the bytes that are gone.
+    # An end below the recovery point is damage, wherever the point would have lain in the bytes that are gone. A
+    # position behind the file makes decide() say so.
     if end_offset >= recovery_point:
         known = recovery_position
     else:
         known = size + 1
+    # Kafka notes no policy and syncs rarely, so many batches may have waited for one sync.
     action = decide(TailFacts(bad, known, only_zeros, next_batch_bytes, policy or Durability("os")))
     if action is Action.FAIL:
+        expected = None
+        found = None
+        if end_offset < recovery_point:
+            expected = f"whole batches up to offset {recovery_point}"
+            found = f"an end at offset {end_offset}"
         raise CorruptLogError(
             f"{reason}, but what stood here was on disk: this is damage and not what a crash leaves. "
             "Restore the file, or open with read_only=True to read what is whole",
             path=segment.path,
             position=bad,
             offset=end_offset,
-            expected=f"whole batches up to offset {recovery_point}" if end_offset < recovery_point else None,
-            found=f"an end at offset {end_offset}" if end_offset < recovery_point else None,
+            expected=expected,
+            found=found,
         )
-    quarantine = _copy_tail(fs, segment, bad) if action is Action.QUARANTINE_AND_CUT else None
+    # 5. Copy what is cut, on disk, before the cut.
+    quarantine = None
+    if action is Action.QUARANTINE_AND_CUT:
+        quarantine = _copy_tail(fs, segment, bad)
     if is_on_disk:
         segment.cut(bad)
     else:
@@ -211,33 +229,42 @@ def recover(
 
 
 def _check_before(segment: ActiveSegment, position: int) -> None:
-    """Raises CorruptLogError when the last batch below the recovery point is not sound: what seems to be a tail may be
-    a part of it, for its length, which only its head says, may be what was damaged.
+    """Raises CorruptLogError when the last batch below the recovery point is not sound. If its length, which only its
+    head says, is what was damaged, then what seems to be a torn tail may be a part of it.
     """
     if position < 0 or segment.last_offset < segment.base_offset:
-        return
+        return  # there is no batch before the tail
     facts, _, why = kernel.walk(*segment.head(position), 1, True)
     if not len(facts):
+        # Its head may be readable all the same, and then says from which offset on records are lost.
         heads, _, _ = kernel.walk(*segment.head(position), 1, False)
+        offset = segment.last_offset
+        if len(heads):
+            offset = int(heads["base_offset"][0])
         raise CorruptLogError(
             f"{layout.WALK_REASONS[why]}, but this batch was on disk, and what follows it may be a part of it",
             path=segment.path,
             position=position,
-            offset=int(heads["base_offset"][0]) if len(heads) else segment.last_offset,
+            offset=offset,
         )
 
 
 def look_past(segment: ActiveSegment, error: CorruptLogError, recovery_point: int) -> RecoveryReport:
     """Notes the whole batches behind the damage that recover() met, as far as lengths in damaged heads lead there."""
+    # The file stays as it is, so it must not be in memory alone: written again, it reaches the disk or fails.
     if _has_failed_sync(segment):
         _rewrite(segment.fs, segment.path, segment.size_bytes)
         segment.reopen()
-    bad = at = error.position if error.position is not None else segment.size_bytes
+    bad = segment.size_bytes
+    if error.position is not None:
+        bad = error.position
     first_offset = segment.last_offset + 1
     next_offset = None
     if error.offset is not None:  # the batch itself may have been taken note of
         first_offset = min(first_offset, max(error.offset, segment.base_offset))
+    at = bad
     while at < segment.size_bytes:
+        # Over one damaged batch by the length in its head, then on as far as whole batches follow each other.
         facts, _, _ = kernel.walk(*segment.head(at), 1, False)
         next_offset = None
         if not len(facts):
@@ -247,22 +274,20 @@ def look_past(segment: ActiveSegment, error: CorruptLogError, recovery_point: in
             misfit = _note(segment, facts)
             if len(facts) and misfit != at and next_offset is None:
                 next_offset = int(facts["base_offset"][0])
-            if misfit is None:
-                at = position
-            else:
-                at = misfit
             if misfit is not None:
+                at = misfit
                 break
+            at = position
     if segment.last_offset + 1 < recovery_point:
-        next_offset = None  # more was there than is left
+        next_offset = None  # the log was longer than what is left, so where it ended is not known
     damage = Damage(segment.path, bad, first_offset, next_offset, error.reason.partition(", but")[0])
     return RecoveryReport(segment.path, segment.size_bytes - bad, damage=(damage,))
 
 
 def note_failed_sync(fs: FS, directory: str) -> None:
-    """Leaves word for the next opening that memory shows what the disk may not have.
+    """Tells the next opening, by a file, that memory shows what the disk may not have.
 
-    As far as that is possible on a disk that fails: it need not outlive the memory of the system.
+    As far as a failing disk allows. The file is not synced: it need not outlive the memory of the system.
     """
     with contextlib.suppress(LogcoreError, OSError):
         fs.close(fs.open(os.path.join(directory, FAILED_SYNC), write=True, create=True))
@@ -275,9 +300,10 @@ def _has_failed_sync(segment: Segment) -> bool:
 def _settle(fs: FS, segment: Segment, position: int) -> bool:
     """Brings a segment to the disk; returns whether what is read of it from position on is what the disk has.
 
-    After a sync that failed memory shows data that the disk does not have and calls it clean (ext4, xfs, btrfs), and
-    another sync succeeds without writing it. Where such a failure was noted, memory may be all that has it. Else it is
-    asked to let go, which also finds failures that no process lived to note.
+    After a sync that failed, memory shows data that the disk does not have and calls it clean (ext4, xfs, btrfs), and
+    another sync succeeds without writing it. Where such a failure was noted, only memory may have the data: it is kept.
+    Else the system is asked to drop its cache and read from the disk, which also finds failures that no process
+    survived to note.
     """
     if _has_failed_sync(segment):
         return False
@@ -317,8 +343,8 @@ def check_sealed(
         end = following.base_offset
         if end <= recovery_point:
             continue
-        # After a failed sync the system may call pages clean that never reached the disk. Written again,
-        # they do, or fail.
+        # After a failed sync the system may call pages clean that never reached the disk. Written again, they do, or
+        # fail.
         if _has_failed_sync(segment):
             _rewrite(fs, segment.path, fs.file_size(segment.path))
         start = segment.start_position(recovery_point)
@@ -376,24 +402,25 @@ def decide_swap(facts: SwapFacts) -> SwapAction:
     The old segments are taken out only when all of the new one is on disk under its .swap names.
     """
     if facts.was_begun:
-        if facts.has_retired:
+        if facts.has_retired:  # no order of our steps does that
             return SwapAction.FAIL
         return SwapAction.DISCARD
     if facts.is_whole:
         return SwapAction.FINISH
-    if facts.has_retired:
+    if facts.has_retired:  # the new segment is damaged, and the old ones may be gone
         return SwapAction.FAIL
     return SwapAction.DISCARD
 
 
 def finish_swaps(fs: FS, directory: str) -> None:
-    """Ends what a crash left of compactions: afterwards the old segments are there or the new ones, whole.
+    """Ends what a crash left of compactions: afterwards the old segments exist or the new ones, whole.
 
     Raises CorruptLogError, with nothing changed, where neither is.
     """
+    # Decide for every compaction before anything is changed, so that an error leaves all as it was.
     names = fs.listdir(directory)
     cleaned = [base for name in names if (base := _base_of(name, CLEANED)) is not None]
-    plans: list[tuple[int, int, SwapAction]] = []
+    plans: list[tuple[int, int, SwapAction]] = []  # (base offset, end offset, what to do)
     for base in sorted(base for name in names if (base := base_offset_of(name, LOG + SWAP)) is not None):
         new = Segment(fs, directory, base, SWAP)
         end = base + 1
@@ -403,7 +430,9 @@ def finish_swaps(fs: FS, directory: str) -> None:
                 end = int(facts["last_offset"][-1]) + 1
             is_whole = why in (layout.WALK_END, layout.WALK_LIMIT)
         has_retired = file_name(base, LOG) not in names
-        action = decide_swap(SwapFacts(is_whole, any(base >= one for one in cleaned), has_retired))
+        # As in Kafka, which may split a segment: a .cleaned file at or below this one says that not all were renamed.
+        was_begun = any(base >= one for one in cleaned)
+        action = decide_swap(SwapFacts(is_whole, was_begun, has_retired))
         if action is SwapAction.FAIL:
             raise CorruptLogError(
                 "an interrupted compaction left neither the old segments nor a whole new one", path=new.path
@@ -412,8 +441,8 @@ def finish_swaps(fs: FS, directory: str) -> None:
     # A crash may keep any of the first renamings, also the one of an index and not that of its .log.
     begun = {base for name in names if (base := base_offset_of(name, LOG + CLEANED)) is not None}
     plans += [(base, base, SwapAction.DISCARD) for base in begun - {base for base, _, _ in plans}]
-    # The process that made these names may have died, or failed, before they were durable; what they stand for goes
-    # next.
+    # The process that made the .swap names may have died, or failed, before they were durable. They must be, before
+    # the old segments are deleted.
     fs.sync_dir(directory)
     for base, end, action in plans:
         if action is SwapAction.DISCARD:
@@ -424,9 +453,10 @@ def finish_swaps(fs: FS, directory: str) -> None:
         for name in names:
             file = parse_file_name(name)
             is_old = file is not None and not file.state and base <= file.base_offset < end
-            # The snapshot at the base is of what lies before it, and holds.
+            # The snapshot at the base is of what lies before it, and stays true.
             if is_old and name != file_name(base, SNAPSHOT):
                 fs.unlink(os.path.join(directory, name))
+    # The old names are gone, durably, before the new segments take names: no offset is ever in two segments.
     fs.sync_dir(directory)
     for name in fs.listdir(directory):
         target = os.path.join(directory, name.removesuffix(SWAP))
@@ -493,12 +523,11 @@ def _take(segment: ActiveSegment, start: int, stop: int, *, crc: bool, dense_fro
 
 
 def _walk_to(segment: ActiveSegment, start: int, recovery_point: int, dense: bool) -> tuple[list[layout.Facts], int]:
-    """The heads from start to where the recovery point lies in the active segment, and that position: everything before
-    it was on disk. Up to start the segment has taken note of its batches.
+    """(the heads from start to the recovery point, its position in the active segment): all before it was on disk.
 
-    Where batch follows on batch up to the recovery point, that is where they end at it: what a torn head says behind it
-    counts for nothing. Else it is behind the last whole batch that begins below it: an offset that was damaged upwards
-    hides none of those.
+    The segment has already taken note of its batches up to start. If the batches follow each other up to the recovery
+    point, the position is where they reach it, whatever a torn head says behind it. Otherwise it is behind the last
+    whole batch that begins below the point, so that a damaged offset, which claims too much, hides none of those.
     """
     found = start
     base = segment.base_offset
@@ -506,7 +535,7 @@ def _walk_to(segment: ActiveSegment, start: int, recovery_point: int, dense: boo
     walked: list[layout.Facts] = []
     if dense and recovery_point <= expected:
         return walked, start
-    # From an index entry on it is not far, and what lies behind will be read from the disk once more.
+    # From an index entry on it is not far, so little is read: what lies behind is read from the disk once more.
     if start:
         steps = {"step_bytes": max(segment.config.index_interval_bytes, 1 << 10)}
     else:
@@ -560,8 +589,8 @@ def look_behind(segment: ActiveSegment, position: int, expected: int) -> tuple[b
 
 
 def _keep(fs: FS, segment: ActiveSegment, size: int) -> None:
-    """Makes the first size bytes all there is of the segment, and brings them to the disk, whatever is there now: in a
-    new file that takes the name. With no room for one, the old file is cut and synced, which is as much as can be done.
+    """Reduces the segment to its first size bytes, on disk, whatever the disk has now: in a new file that takes the
+    name. If there is no room for one, the old file is cut and synced, which is as much as can be done.
     """
     try:
         _rewrite(fs, segment.path, size)
@@ -572,9 +601,7 @@ def _keep(fs: FS, segment: ActiveSegment, size: int) -> None:
 
 
 def _rewrite(fs: FS, path: str, size: int) -> None:
-    """Puts a new file, on disk, with the first size bytes in the place of one. Raises DiskFullError, and all is as it
-    was.
-    """
+    """Replaces a file by a new one, on disk, with its first size bytes. Raises DiskFullError, with nothing changed."""
     temporary = path + ".tmp"
     try:
         with opened(fs, path) as source, opened(fs, temporary, write=True, create=True) as target:
@@ -595,7 +622,7 @@ def _copy_tail(fs: FS, segment: ActiveSegment, position: int) -> str:
     """Copies what is about to be cut to a file beside the segment, durably."""
     numbers = itertools.count()
     path = ""
-    while not path or fs.exists(path):  # what an earlier recovery put aside stays
+    while not path or fs.exists(path):  # what an earlier recovery put aside is kept
         path = os.path.join(segment.directory, quarantine_name(segment.base_offset, position, next(numbers)))
     try:
         with opened(fs, path, write=True, create=True, exclusive=True) as handle:

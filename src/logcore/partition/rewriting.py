@@ -50,11 +50,21 @@ class Adoption:
 
     def seal(self) -> None:
         """Makes the active segment one that others may follow; appending to it goes on being possible."""
-        self._writer.seal_locked()
+        writer = self._writer
+        try:
+            writer.active.seal()
+        except BaseException as error:
+            if not isinstance(error, (DiskFullError, ResourceError)):
+                writer.commit.poison(error)
+            raise
 
     def hold_back(self) -> None:
-        """Readers in other processes are not to see any of several segments that come next, before show()."""
-        self._writer.hold_back_locked()
+        """Readers in other processes are not to see any of several segments that come next, before show().
+
+        They take what lies before the last segment for shown, so they are told, durably, that the visible end may lie
+        anywhere.
+        """
+        self._writer.shown.hold_back(self._writer.state.visible)
 
     def take(self, bases: Sequence[int], end: int, size_bytes: int) -> None:
         """Takes note of records that were put behind the log's end, durably: in segments at bases, the last of which
@@ -64,10 +74,12 @@ class Adoption:
         state = writer.state
         assert end > state.end, (end, state.end)
         if bases:
+            # An empty active segment had the base offset of the first new one, whose file has taken its place.
             if writer.active.size_bytes:
                 before = state.segments
             else:
                 before = state.segments[:-1]
+            # The segment that was active until now, if it has batches, is read as a sealed one from here on.
             sealed = [*(segment.base_offset for segment in before[-1:]), *bases[:-1]]
             new = ActiveSegment(writer.fs, writer.path, bases[-1], state.config, create=False)
             recovery.rebuild(new)  # it has no markers, because staged writes have none
@@ -75,6 +87,7 @@ class Adoption:
             state.segments = [*before[:-1], *(Segment(writer.fs, writer.path, base) for base in sealed), new]
             writer.active = new
         else:
+            # Written by another hand: its bytes were not seen by this writer, so a roll must not seal them unchecked.
             writer.active.refresh()
             writer.active.is_own = False
             recovery.rebuild(writer.active)
@@ -157,6 +170,8 @@ class Rewriting:
     def create(self, base_offset: int) -> ActiveSegment:
         """A new segment to write to, under names that no reader looks for."""
         writer = self._writer
+        # Two rewritings of one log would remove each other's .cleaned files. This says no within the process, the turn
+        # for rewriting says no among processes.
         with writer.state.lock:
             writer.check_writable_locked()
             is_free = writer.rewriter in (None, self)
@@ -191,16 +206,19 @@ class Rewriting:
     def replace(self, old: Sequence[Segment], new: ActiveSegment) -> None:
         """Puts a new segment, whole, in the place of old ones that follow each other (storage format section 9.7)."""
         writer = self._writer
+        # The slow part, syncing the new files and their names, is done before appends have to wait.
         new.seal()
         self.fs.sync_dir(self.path)
         with writer.state.lock:
             writer.check_writable_locked()
             segments = writer.state.segments
             self.check_unchanged()
+            # The same objects in the same order: retention may have deleted some while the new one was written.
             at = next((slot for slot, one in enumerate(segments) if one is old[0]), None)
             if at is None or [*segments[at : at + len(old)]] != [*old]:
                 raise CompactionAbandonedError("segments were deleted meanwhile; compact again", path=self.path)
-            # Once a round: up to the active segment, which no compaction of this round reaches.
+            # On disk before a gap exists. Changes something only the first time in a round: it covers all up to the
+            # active segment, which no compaction of this round reaches.
             writer.note_gaps_locked(self.active_base)
             writer.files.exchange(old, new, writer.state.config.file_delete_delay_ms, writer.commit.poison)
             sealed = Segment(self.fs, self.path, new.base_offset)
@@ -238,6 +256,7 @@ def save_recovery_points(writers: Collection[Writer]) -> None:
     points = {writer.key: writer.commit.durable_end for writer in writers}
     # One that lags costs the next opening some checking and nothing else.
     with contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
+        # Each log has a claim of its own, and all claims of a directory share its checkpoints: written once.
         for claim in {id(writer.claim.checkpoints): writer.claim for writer in writers}.values():
             claim.checkpoints.set(checkpoint.RECOVERY_POINT, points)
         for writer in writers:

@@ -136,8 +136,8 @@ _Placed = TypeVar("_Placed", Record, TopicRecord)
 
 
 class Cursor:
-    """Where in its file a reading ended that another goes on from: of one reader, at a time when all that it read was
-    visible, so that the place stays a batch's end. Written by Stretch.
+    """The place in a file where a reading ended, for the next one of the same reader to go on from. All that was read
+    was visible, so the place stays where a batch ends. Written by Stretch.
     """
 
     def __init__(self) -> None:
@@ -174,19 +174,6 @@ class Stretch:
     gaps: Gaps
     cursor: Cursor | None = None
 
-    @classmethod
-    def of(
-        cls,
-        segments: Sequence[Segment],
-        start: int,
-        end: int,
-        committed: Transactions | None,
-        max_size: int,
-        gaps: Gaps,
-        cursor: Cursor | None = None,
-    ) -> Stretch:
-        return cls(segments[max(0, slot_of(segments, start)) :], start, end, committed, max_size, gaps, cursor)
-
     def record_lists(self, max_bytes: int | None = None) -> Iterator[list[Record]]:
         """Lists of records, a few hundred each."""
         return readable(self.segments, self._record_lists(max_bytes))
@@ -210,7 +197,7 @@ class Stretch:
 
     def _decodable(self, max_bytes: int | None) -> Iterator[Run | RecordBatch]:
         """What holds records, in pieces of a size to make objects of."""
-        # With a limit in runs of a quarter of it, because one that would exceed it is left out whole.
+        # Under a limit, in runs of a quarter of it, because a run that would exceed the limit is left out whole.
         if max_bytes is None:
             run_bytes = _OBJECT_BYTES
         else:
@@ -297,10 +284,10 @@ class Stretch:
         start = self.start
         end = self.end
         committed = self.committed
-        most = 1
+        most = 1  # bytes of a run: the first one is one batch
         want = _FIRST_PIECE_BYTES
         before: Segment | None = None
-        ran = False
+        ran = False  # whether the last item was a run, whose end no batch head has confirmed yet
         expected = -1  # the offset that the next batch continues with; -1 where nothing but its head tells
         if start < end:
             self.gaps.check_front(self.segments, start)
@@ -335,6 +322,7 @@ class Stretch:
             else:
                 expected = max(expected, segment.base_offset)
             size = segment.size_bytes
+            # Piece by piece of the file, and in each piece as many runs and batches as it holds whole.
             while position < size:
                 if ran and expected >= end:  # the file may have been cut behind it since its size was read
                     return
@@ -353,7 +341,8 @@ class Stretch:
                         stop, rows, following = kernel.plan_run(
                             data, at, limit, run_rows, most, min(end, next_base), expected, dense
                         )
-                    # One batch of very many records is decoded in slices, by itself.
+                    # A batch of very many records is no run: it is decoded in slices, by itself. Nor is a first batch
+                    # that begins above the start: only its neighbours tell whether that is a gap or damage.
                     is_run = stop > at and rows <= run_rows
                     if is_run and (expected >= 0 or not self._begins_late(data, at)):
                         most = run_bytes
@@ -370,7 +359,7 @@ class Stretch:
                     batch = RecordBatch.parse(data, at, limit, path=segment.path, origin=origin)
                     if batch is None and at == begin:  # larger than the piece, or not whole at all
                         batch = segment.batch(position)
-                    if batch is None:
+                    if batch is None:  # it goes on in the next piece
                         break
                     if batch.last_offset >= next_base and not self.segments[number].is_there():
                         next_base = INT64_MAX  # a compaction joined them since this stretch was made
@@ -388,7 +377,7 @@ class Stretch:
                         self.cursor.set(segment, origin + at, expected)
                     if expected >= end:
                         return
-                if at == begin:
+                if at == begin:  # nothing in the piece, and no whole batch at its position: the loop would not end
                     raise CorruptBatchError(
                         layout.WALK_REASONS[layout.WALK_SHORT], path=segment.path, position=position
                     )
@@ -404,11 +393,11 @@ class Stretch:
 
     @staticmethod
     def _find(segment: Segment, start: int, end: int) -> tuple[int, int]:
-        """(position of the batch that holds start, base offset that it has to have by what stands around it). A batch
-        whose offset is damaged may claim what others hold. end: of the segment's offsets.
+        """(position of the batch that holds start, the base offset that it must have by its neighbours). A batch whose
+        offset is damaged may claim offsets of others. end: of the segment's offsets.
         """
         position = segment.find(start)
-        before = segment.start_position(start)
+        before = segment.start_position(start)  # where the index leads: from there on heads are walked
         index = segment.offset_index
         heads, _, _ = kernel.walk(*segment.head(position), 1, False)
         if not len(heads):
@@ -423,13 +412,18 @@ class Stretch:
         for facts, _, _ in segment.walk(before, stop=position, crc=False):
             if len(facts):
                 expected = int(facts["last_offset"][-1]) + 1
-        if base <= start and base != expected:  # one of the two is damaged: the batch behind bears this one out, or not
+        if base <= start and base != expected:
+            # This batch or the one before it is damaged. The base offset of the batch behind decides, or the end of the
+            # segment where there is none.
             piece = segment.piece(position + behind, 8)
             head = piece.data[piece.at : piece.at + 8]
             following = -1
             if len(head) == 8:
                 following = int.from_bytes(head, "big", signed=True)
-            if last + 1 == (end if following < 0 else following):
+            continues_at = following
+            if following < 0:
+                continues_at = end
+            if last + 1 == continues_at:
                 return position, base
             if 0 <= following <= last:
                 return position, last + 1
@@ -440,8 +434,8 @@ class Stretch:
         return int.from_bytes(data[at : at + 8], "big") > self.start
 
     def _check_order(self, batch: RecordBatch, expected: int, next_base: int, dense: bool) -> bool:
-        """Holds the offset in a head, which no CRC covers, against its neighbours: one that is damaged would give the
-        records other offsets, or hide all that follow. Returns whether gaps still count as a loss.
+        """Compares the offset in a head, which no CRC covers, with its neighbours: a damaged one would give the records
+        other offsets, or hide all that follow. Returns whether gaps still count as a loss.
 
         Raises CorruptBatchError.
         """
@@ -453,23 +447,25 @@ class Stretch:
             first = expected
         if base == first <= last < next_base:
             return dense  # the usual case, in a fifth of the time
-        fault = fault_of(batch.magic, base, last, first, next_base, 0 if dense else NEVER)
+        dense_from = NEVER
+        if dense:
+            dense_from = 0
+        fault = fault_of(batch.magic, base, last, first, next_base, dense_from)
         if fault is None:
             return dense
-        is_lost = False
+        allowed = f"at least {first} and below {next_base}"
         if fault is Fault.GAP:
-            is_lost = self.gaps.is_loss(first, base)
-            dense = is_lost
-        if is_lost or fault is not Fault.GAP:
-            raise CorruptBatchError(
-                "the offset of a batch does not continue the one before it",
-                path=batch.path,
-                position=batch.position,
-                offset=first,
-                expected=f"base offset {first}" if is_lost else f"at least {first} and below {next_base}",
-                found=base,
-            )
-        return dense
+            if not self.gaps.is_loss(first, base):
+                return False  # compaction was here: from now on gaps are not asked about
+            allowed = f"base offset {first}"
+        raise CorruptBatchError(
+            "the offset of a batch does not continue the one before it",
+            path=batch.path,
+            position=batch.position,
+            offset=first,
+            expected=allowed,
+            found=base,
+        )
 
 
 def _is_aborted(batch: RecordBatch, committed: Transactions) -> bool:
@@ -477,8 +473,8 @@ def _is_aborted(batch: RecordBatch, committed: Transactions) -> bool:
 
 
 class Span(NamedTuple):
-    """What a scan reads of one partition: the records in [start, end). open: looks at the log as it is then, so that a
-    scan that is kept reads no segments that are gone.
+    """What a scan reads of one partition: the records in [start, end). open: looks at the log at the time of the call,
+    so that a scan that is kept for long reads no deleted segments.
     """
 
     topic: str | None

@@ -1,18 +1,18 @@
-"""Seals: what a segment was when it was sealed, and whether it is that still.
+"""Seals: what a segment was when it was sealed, and whether it still is.
 
-A CRC covers each batch but for 17 bytes of its head (base offset, length, leader epoch), and says nothing of batches
-and segments that are gone. The seal beside a sealed segment covers all of the file and says where the next one begins.
+A CRC covers each batch but for 17 bytes of its head (base offset, length, leader epoch and magic), and says nothing of
+missing batches and segments. The seal beside a sealed segment covers all of the file and says where the next begins.
 
 Rules:
-- A seal is a cache. One that is absent, or cannot be understood, costs the next scrub the work of looking at every
-  batch; so it is not synced, and a failure to write it is no failure.
-- It speaks of a file of its size and its time of change, and of no other: what another program, or a restore, has put
-  there since is checked batch by batch, and sealed again.
-- It is there only while the file is there and the next segment too: it is written when both are on disk, and goes,
-  durably, before either does. So one that fits and whose successor is gone tells of a loss.
-- Nothing is mapped that may be rotten: where the disk cannot read a page of a mapping, the process dies.
+- A seal is a cache. If it is missing or cannot be understood, the next scrub checks every batch instead. So it is not
+  synced, and a failure to write it is no failure.
+- It describes a file of its size and its time of change, and no other: a file that another program, or a restore, has
+  put there since is checked batch by batch, and sealed again.
+- It exists only while the file and the next segment exist: it is written when both are on disk, and removed, durably,
+  before either is. So a seal that fits, and whose successor is missing, shows a loss.
+- A scrub maps no file: if the disk cannot read a page of a mapping, the process dies.
 
-This module mends nothing, and knows no log: its callers say what else happens to the segments.
+This module repairs nothing, and knows no log: its callers say what else happens to the segments.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ class Seal:
             fields = json.loads(found[1])
         except ValueError:
             return None
+        # Exactly these fields, and numbers: a seal of a later version may mean something else by them.
         is_known = fields.keys() == attrs.fields_dict(cls).keys() and all(type(one) is int for one in fields.values())
         if is_known:
             return cls(**fields)
@@ -130,8 +131,8 @@ def _slices(segment: GrowingSegment, start: int, stop: int) -> Iterator[bytes]:
 def follows(fs: FS, directory: str, base_offset: int, seal: Seal, log_start: int) -> str:
     """Whether the segment behind a sealed one is where the seal says: what is wrong, empty for nothing.
 
-    One before that, behind the last sealed offset, is what an interrupted compaction may leave: with less in it than
-    in those that it replaced, a new segment does not tell how far they went.
+    One that begins before that place, but behind the last sealed offset, may be left by an interrupted compaction: the
+    end of the new segment does not tell how far those reached that it replaces, so the last of them may be kept.
     """
     bases = (base_offset_of(name) for name in fs.listdir(directory))
     following = min((base for base in bases if base is not None and base > base_offset), default=None)
@@ -141,8 +142,8 @@ def follows(fs: FS, directory: str, base_offset: int, seal: Seal, log_start: int
         return f"segment {following} begins before this one ends"
     if following is not None and following <= log_start:
         return ""  # of the segments that were deleted, a crash may bring back any
-    # Compaction may be giving a new segment the name of an old one: .swap is there from before the old one goes until
-    # the new one has the name, so that one look at each in this order, and one more at the name, miss neither.
+    # Compaction may be giving a new segment the name of an old one. The .swap file exists from before the old one is
+    # renamed until the new one has the name. So looking at the name, at .swap and at the name again misses neither.
     path = os.path.join(directory, file_name(seal.next_base_offset, LOG))
     if fs.exists(path) or fs.exists(path + SWAP) or fs.exists(path):
         return ""
@@ -154,8 +155,8 @@ def follows(fs: FS, directory: str, base_offset: int, seal: Seal, log_start: int
 
 @attrs.frozen
 class Finding:
-    """Something damaged: in the bytes of the file at path from position on, if that is known. What cannot be relied on
-    are the offsets from first_offset to before next_offset, None where that is not known.
+    """Something damaged: in the bytes of the file at path from position on, None where that is not known. The offsets
+    from first_offset up to next_offset cannot be relied on; each is None where it is not known.
     """
 
     path: str
@@ -204,7 +205,7 @@ class Progress:
 @attrs.frozen
 class SegmentContext:
     """What a log says of one of its segments: where the next one begins, None for the last; from which offset on a gap
-    is a loss; how often the log was truncated; and where it ends.
+    is a loss; how often the log was truncated; and where it ends, which appends move without changing the segment.
     """
 
     next_base: int | None
@@ -247,8 +248,12 @@ class _Scrub:
         self.bases = bases
         self.placing = placing
         self.writes = writes
-        self.done = self.told = self.total = 0
-        self.segments = self.sealed = self.skipped = 0
+        self.done = 0  # bytes read
+        self.told = 0  # as of the last Progress
+        self.total = 0  # bytes to read, by the sizes at the beginning
+        self.segments = 0
+        self.sealed = 0
+        self.skipped = 0
         self.findings: list[Finding] = []
 
     def run(self) -> Generator[Progress, None, ScrubReport]:
@@ -274,6 +279,7 @@ class _Scrub:
             yield Progress(self.done, max(self.done, self.total))
 
     def _look_at(self, base: int) -> Iterator[Progress]:
+        """One segment: what the log says of it, then its bytes without any lock, then whether it is still the same."""
         fs = self.fs
         with self.placing(base) as place:
             if place is None:
@@ -286,9 +292,9 @@ class _Scrub:
                 modified_ms = fs.modified_ms(path)
                 known = read(fs, self.directory, base)
             except FileNotFoundError:
-                if self.writes:
+                if self.writes:  # only this process removes files of the log, and not while placing() holds it
                     self.findings.append(Finding(path, None, base, place.next_base, "the file is gone"))
-                else:  # by its writer, since we looked
+                else:  # removed by its writer, since we looked
                     self.skipped += 1
                 return
         self.segments += 1
@@ -305,9 +311,10 @@ class _Scrub:
             finding, facts = yield from self._walk(segment, place.next_base, place)
             if finding is None and place.next_base is not None and self.writes:
                 new = Seal(size_bytes=size, modified_ms=modified_ms, next_base_offset=place.next_base, **facts)
+        # A segment that was replaced, cut or touched while it was read says nothing about the one in its place.
         with self.placing(base) as after:
             is_same = after == place and segment.is_current() and fs.size(segment.handle) >= size
-            if is_same and (is_sealed or place.next_base is not None):
+            if is_same and (is_sealed or place.next_base is not None):  # the growing one changes with each append
                 try:
                     is_same = fs.modified_ms(path) == modified_ms and read(fs, self.directory, base) == known
                 except FileNotFoundError:  # its writer is another process, and has just taken it away
@@ -323,7 +330,7 @@ class _Scrub:
     def _compare(
         self, segment: GrowingSegment, known: Seal, place: SegmentContext
     ) -> Generator[Progress, None, Finding | None]:
-        """Holds a segment against its seal."""
+        """Compares a segment with its seal."""
         crc = 0
         base = segment.base_offset
         next_base = known.next_base_offset
@@ -341,9 +348,9 @@ class _Scrub:
     def _walk(
         self, segment: GrowingSegment, next_base: int | None, place: SegmentContext
     ) -> Generator[Progress, None, tuple[Finding | None, dict[str, int]]]:
-        """Looks at every batch: (what is damaged first, what a seal would say of the file)."""
+        """Checks every batch: (the first damage, what a seal would say of the file)."""
         expected = segment.base_offset
-        before = 0
+        before = 0  # position up to which the CRC of the file was computed
         crc = 0
         if next_base is None:
             limit = reach(segment.base_offset)
@@ -368,8 +375,9 @@ class _Scrub:
             yield from self._read(position - before)
             before = position
         if next_base is None:
-            is_sound = expected >= place.end  # what comes then is being written, or was not shown to anybody
+            is_sound = expected >= place.end  # anything behind it is being written, or was never shown to a reader
         else:
+            # To the next segment without a gap, unless compaction may have left one.
             is_sound = not reason and (expected == next_base or next_base <= place.dense_from)
         if is_sound:
             return None, {"crc32c": crc, "end_offset": expected}
@@ -380,8 +388,8 @@ class _Scrub:
 
 
 def drop_stale(fs: FS, directory: str, segments: Iterable[Segment]) -> bool:
-    """Removes seals that are not of the files of some segments, for another program may have compacted them. Notes that
-    the others are; returns whether that could be noted.
+    """Removes the seals of segments that another program may have replaced. Notes on disk that the remaining ones fit
+    their files; returns whether that could be noted.
     """
     for segment in segments:
         seal = read(fs, directory, segment.base_offset)

@@ -3,10 +3,11 @@
 Rules:
 - A crash at any moment leaves the old files or the new ones, and names that tell which of them count (recovery.py reads
   them, docs/crashes.md goes through them one by one).
-- What leaves the log gets the suffix .deleted at once; it goes when readers in other processes have had the time to
-  open it, at the latest when the log is closed. What a crash leaves of it goes when the log was opened: until then it
-  may be what fills a gap (inspect/salvage.py).
-- The .log file goes first and comes first: indexes alone mean nothing, and go at the next opening.
+- Files that leave the log get the suffix .deleted at once. They are removed when readers in other processes have had
+  the time to open them, at the latest when the log is closed. Those that a crash leaves are removed by the next
+  opening: until then they may be what fills a gap (inspect/salvage.py).
+- The .log file is renamed first, out of the log and into it: indexes alone mean nothing, and the next opening removes
+  them.
 
 This module knows no offsets but those in names, and takes no lock: a log calls it under its own.
 """
@@ -46,12 +47,13 @@ class SegmentFiles:
     def __init__(self, fs: FS, path: str) -> None:
         self._fs = fs
         self._path = path
-        self._retired: list[tuple[int, str]] = []  # with when they go, by the monotonic clock
+        #: (when to remove it by the monotonic clock, path), written under the log's lock.
+        self._retired: list[tuple[int, str]] = []
 
     # -- out of the log ------------------------------------------------------------------------------------------
 
     def retire(self, bases: Iterable[int], delay_ms: int) -> None:
-        """Takes the files of segments out of the log; they go delay_ms later. Not durable yet."""
+        """Takes the files of segments out of the log, to be removed delay_ms later. Not durable yet."""
         for base in bases:
             self._note_retired(self._put_away(base), delay_ms)
 
@@ -63,7 +65,7 @@ class SegmentFiles:
         """Renames the files of a segment, or those of them with a suffix, to .deleted; returns their new paths."""
         prefix = file_name(base_offset, ".")
         names = [name for name in self._fs.listdir(self._path) if name.startswith(prefix)]
-        names = [name for name in names if not name.endswith(STATES)]
+        names = [name for name in names if not name.endswith(STATES)]  # already renamed, or of a compaction
         if suffixes is not None:
             names = [name for name in names if name[len(prefix) - 1 :] in suffixes]
         paths = []
@@ -78,11 +80,12 @@ class SegmentFiles:
         return min((due_ms for due_ms, _ in self._retired), default=1 << 62)
 
     def unlink_retired(self, now_ms: int | None) -> bool:
-        """Removes the files whose time has come, or all with None. One that cannot go now goes at the next opening."""
+        """Removes the files whose time has come, or all with None; returns whether there were any."""
         due = [path for due_ms, path in self._retired if now_ms is None or due_ms <= now_ms]
         if due:
             self._retired = [(due_ms, path) for due_ms, path in self._retired if path not in due]
             for path in due:
+                # One that cannot be removed now only takes space, until the next opening removes it.
                 with contextlib.suppress(FileNotFoundError, LogcoreError):
                     self._fs.unlink(path)
         return bool(due)
@@ -96,8 +99,9 @@ class SegmentFiles:
             self._fs.unlink(path)
 
     def remove_leftovers(self, names: Sequence[str]) -> bool:
-        """Removes what a crash left of work that it ended, of the names in the directory; returns whether there was
-        any. Nothing refers to it; but a new segment would take the indexes of one that is gone for its own, and Kafka
+        """Removes files of work that a crash cut off, of the names in the directory; returns whether there were any.
+
+        Nothing refers to them. But a new segment would mistake the indexes of a deleted one for its own, and Kafka
         would believe them.
         """
         found = False
@@ -113,8 +117,8 @@ class SegmentFiles:
         return found
 
     def unseal(self, segments: Sequence[Segment]) -> None:
-        """Removes the seals of segments that are about to be other files, or to have no next one; durably, because a
-        crash that left one would have it say that something was lost.
+        """Removes the seals of segments that are about to be other files, or to lose the segment after them. Durably:
+        a seal that a crash left would say that something was lost.
         """
         paths = [path for segment in segments if self._fs.exists(path := segment.file(SEAL))]
         for path in paths:
@@ -130,6 +134,7 @@ class SegmentFiles:
         temporary = cut.path + ".tmp"
         write_front(fs, temporary, cut, position, tail)
         cut.keep()
+        # The indexes go first: those of the whole file would point behind the end of its front.
         for suffix in INDEXES:
             with contextlib.suppress(FileNotFoundError):
                 fs.unlink(cut.file(suffix))
@@ -142,12 +147,12 @@ class SegmentFiles:
         """Puts a new segment, whole and on disk under .cleaned names, in the place of old ones that follow each other
         (storage format section 9.7).
 
-        failed: is told of an error after which the directory says that the new segment counts, and opening it would
-        end the work. After any other error all is as before.
+        failed: called with an error after which the directory says that the new segment counts, so that the next
+        opening ends the work. After any other error all is as before.
         """
         fs = self._fs
         for segment in old:
-            segment.keep()
+            segment.keep()  # readers that hold one read on under whatever name it gets
         present = set(fs.listdir(self._path))
         suffixes = [suffix for suffix in SEGMENT_FILES if os.path.basename(new.file(suffix)) in present]
         if LOG not in suffixes:

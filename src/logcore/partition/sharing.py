@@ -47,7 +47,7 @@ from logcore.partition.state import PartitionState
 from logcore.partition.turns import Note, Synced, Turn
 from logcore.segment import ActiveSegment
 
-#: Of no structure that there is.
+#: Its structure is that of no note, so that the next turn opens the partition again.
 _UNKNOWN: Final = Note(-1, 0, 0)
 
 #: Opens the partition again. The argument: up to where it is believed; None to recover it as after a crash.
@@ -108,6 +108,7 @@ class SharedLock:
 
     def acquire(self, blocking: bool = True) -> bool:
         """Raises LogLockedError, and what reading and recovering the partition raise."""
+        # First the threads of this process, then the processes: record locks do not exclude threads.
         if not self._mutex.acquire(blocking):
             return False
         try:
@@ -117,9 +118,11 @@ class SharedLock:
                 self._mutex.release()
                 return False
             self._has_turn = True
+            # look() gives the very objects of the last turn while nothing has changed: the usual case costs one read.
             note, synced = self._turn.look()
             if note is not self._note or synced is not self._synced:
                 self._catch_up(note, synced)
+            # From here on a death leaves "busy". Not for a log that refuses writes: nothing will be changed.
             if not self._is_over():
                 self._turn.begin()
         except BaseException:
@@ -166,6 +169,8 @@ class SharedLock:
                 synced = self._turn.synced()
                 if note is not None and note.is_deleted and not is_alone:
                     raise LogNotFoundError("another process is deleting the partition", path=self._path)
+                # Recover unless other processes have the log in order: not after a power cut, a death in a turn or a
+                # failed sync, nor with a note that processes left which have all ended.
                 if note is None or synced is None or is_alone or note.is_busy or synced.has_failed:
                     self._note = Note(self._turn.new_number(), 0, 0, is_busy=True)
                     believed_end = None
@@ -192,8 +197,8 @@ class SharedLock:
         self._shape = self._present_shape()
 
     def _settle_synced(self, opened: Opened, believed_end: int | None) -> Synced:
-        """What is on disk once a log was opened; under publishing. All of it is when it was recovered; and no sync that
-        began before counts then, for recovery may have replaced the file, or cut off what was not on disk.
+        """What is on disk once a log was opened; under publishing. After a recovery all of it is. A sync that began
+        before a recovery does not count: the file may have been replaced, or what was not on disk cut off.
         """
         synced = self._turn.synced()
         if believed_end is not None and synced is not None:
@@ -209,10 +214,12 @@ class SharedLock:
         """Ends the turn as far as others can tell: leaves the note of what is there now. Under the lock."""
         writer = self._writer
         assert writer is not None, "attach() was not called"
+        # An error half way: the note stays "busy", and the next holder recovers.
         failure = writer.commit.failure
         has_failed = failure is not None and not isinstance(failure.__cause__, LogClosedError)
         if writer.is_midway or has_failed:
             return
+        # Each part is replaced when it changes, so the same objects mean the same structure.
         shape = self._present_shape()
         structure = self._note.structure
         if not all(map(operator.is_, shape, self._shape)):
@@ -239,7 +246,7 @@ class SharedLock:
         self._turn.give_rewriting()
 
     def _present_shape(self) -> tuple[Any, ...]:
-        """All that others have to open the partition again for. Each of these is replaced and never changed."""
+        """The parts that others learn only by opening the partition again. Each is replaced whole, never changed."""
         writer = self._writer
         assert writer is not None, "the log is open"
         state = writer.state
@@ -297,12 +304,16 @@ class SharedLock:
             if synced.durable_end > writer.commit.durable_end:
                 writer.commit.learn(synced.durable_end)
             self._synced = synced
-            self.show(writer.commit.durable_end if writer.durability.waits else writer.state.end)
+            visible = writer.state.end
+            if writer.durability.waits:
+                visible = writer.commit.durable_end
+            self.show(visible)
 
     def _renew(self, believed_end: int | None) -> None:
         """Opens the partition again: what this process knows of it is old, or it has to be recovered."""
         writer = self._writer
         assert writer is not None and self._open is not None, "the log is open"
+        # No sync of this process meanwhile: it would be of a file that may be replaced.
         with writer.commit.held():
             opened = self._open(believed_end)
             with self._turn.publishing.held():
@@ -372,7 +383,7 @@ class SharedLock:
         cuts = writer.state.cuts
         known = len(cuts)
         while writer.commit.durable_end <= last:
-            with self:
+            with self:  # a turn takes in what others cut, and what they brought to the disk
                 has_failed = writer.commit.failure is not None
                 is_cut = any(offset <= last for offset in cuts[known:])
             if has_failed or is_cut:

@@ -42,7 +42,7 @@ class ShownEnd:
             self._handle = fs.open(self._path, write=True)
             return
         if not fs.exists(self._path):
-            # Readers look meanwhile, and to them an empty file is damaged.
+            # Written under another name and renamed: a reader that looks meanwhile would call an empty file damaged.
             reserve = os.path.dirname(self._directory)
             checkpoint.write(fs, self._directory, checkpoint.DURABLE_END, content, reserve=reserve)
             self._handle = fs.open(self._path, write=True)
@@ -74,8 +74,8 @@ class ShownEnd:
             self.show(end)
 
     def hold_back(self, end: int) -> None:
-        """Readers take what lies before the last segment for shown. From here on, durably, until more is shown, they
-        are told that the end may lie anywhere, as in a replicated log.
+        """Lets readers believe only the end in the file, as in a replicated log; durably, until more is shown. Without
+        this they consider everything before the last segment as shown.
         """
         if self.is_open and not self._is_replicated:
             self._fs.pwrite(self._handle, checkpoint.pack_shown_end(end, is_replicated=True), 0)

@@ -47,18 +47,20 @@ class PartitionState(PartitionFields):
     gaps: Gaps
 
     def __init__(self, config: LogConfig, gaps: Gaps) -> None:
-        self.config = config
+        # All are written under lock, as the opening says; comments name what else a field needs.
+        self.config = config  # replaced whole by Log.reconfigure()
         self.gaps = gaps
         self.segments = []  # in order; the last one is growing
         self.log_start = 0
-        self.end = 0
-        self.visible = 0
+        self.end = 0  # the log end offset: the next append gets it
+        self.visible = 0  # the high watermark; group commit moves it without lock, as the one thread that leads a sync
         self.is_closed = False
-        self.cuts: list[int] = []  # where the log was truncated since it was opened
+        self.cuts: list[int] = []  # where the log was truncated since it was opened; only ever appended to
         #: From here on no batch belongs to a transaction, and none is a control batch. Written by the writer, under its
         #: lock, before such a batch is visible.
         self.plain_from = INT64_MAX
-        self.transactions: Transactions | None = None  # as far as they were walked; changed under scanning
+        #: As far as they were walked, by the first reader that asks; changed under scanning.
+        self.transactions: Transactions | None = None
         #: Takes in what other processes did that write the log too; True when the visible end moved.
         self.follow: Callable[[], bool] = _stays
         #: Whether others did something that follow() would take in. Does not block.
@@ -67,7 +69,7 @@ class PartitionState(PartitionFields):
         self.make_locks()
 
     def make_locks(self) -> None:
-        """Also for a forked child, where no other thread is left to release a lock or to end what it was about."""
+        """Also for a forked child, where the thread that held a lock does not exist, and would never release it."""
         self.lock = threading.Lock()
         # Reentrant: the collector may end an abandoned tail() while this thread holds it.
         self.listening = threading.RLock()
@@ -91,10 +93,11 @@ class PartitionState(PartitionFields):
             self.wake()
 
     def wake(self) -> None:
-        for listener in self.listeners:
+        for listener in self.listeners:  # one tuple: a thread that listens or forgets meanwhile replaces it
             listener()
 
     def listen(self, listener: Callable[[], None]) -> None:
+        """Calls listener from now on, until forget()."""
         with self.listening:
             self.listeners = (*self.listeners, listener)
 

@@ -45,10 +45,12 @@ class Transactions:
             return
         rows = facts[(facts["magic"] == 2) & ((facts["attributes"] & TRANSACTIONAL_BIT) != 0)]
         # All markers before any change: reading one may fail.
-        kinds = [
-            control_type(int(row["position"])) if row["attributes"] & CONTROL_BIT and row["record_count"] else ""
-            for row in rows
-        ]
+        kinds: list[str] = []
+        for row in rows:
+            kind = ""  # data, or a control batch that compaction has emptied
+            if row["attributes"] & CONTROL_BIT and row["record_count"]:
+                kind = control_type(int(row["position"]))
+            kinds.append(kind)
         for row, kind in zip(rows, kinds, strict=True):
             producer_id = int(row["producer_id"])
             base_offset = int(row["base_offset"])
@@ -58,8 +60,7 @@ class Transactions:
                 first = self.open.pop(producer_id, None)
                 if first is not None and kind == "ABORT":
                     self.aborted.setdefault(producer_id, []).append((first, base_offset))
-                    # As Kafka has it in .txnindex: the oldest transaction still open, or what
-                    # follows the marker.
+                    # As Kafka has it in .txnindex: the oldest transaction still open, or what follows the marker.
                     stable = min(self.open.values(), default=base_offset + 1)
                     self.entries.append(AbortedTransaction(producer_id, first, base_offset, stable))
         self.next_offset = int(facts["last_offset"][-1]) + 1
@@ -79,7 +80,8 @@ class Transactions:
 
     def entries_between(self, start: int, end: int) -> list[AbortedTransaction]:
         """Aborted transactions whose markers have an offset in [start, end)."""
-        low, high = (bisect_left(self.entries, offset, key=lambda entry: entry.last_offset) for offset in (start, end))
+        low = bisect_left(self.entries, start, key=lambda entry: entry.last_offset)
+        high = bisect_left(self.entries, end, key=lambda entry: entry.last_offset)
         return self.entries[low:high]
 
     def is_aborted(self, producer_id: int, base_offset: int) -> bool:
@@ -116,7 +118,7 @@ def walk_on(state: Transactions, segments: Sequence[Segment]) -> None:
     """Takes in all batches of a log from where a state ends."""
     for segment, following in itertools.zip_longest(segments, segments[1:]):
         if following is not None and following.base_offset <= state.next_offset:
-            continue
+            continue  # the state has all of it already
         start = 0
         if segment.base_offset < state.next_offset:
             start = segment.find(state.next_offset)

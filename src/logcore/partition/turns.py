@@ -32,7 +32,7 @@ from logcore.checkpoint import TURN, Key
 from logcore.errors import LogLockedError
 from logcore.fs import FS, SharedFS
 
-#: How many cuts are remembered: for a process that did not look for longer the log was cut at its start.
+#: How many cuts are remembered. A process that missed more assumes that the log was cut at its start.
 _CUTS: Final = 8
 
 _NOTE: Final = struct.Struct(">16sQqqI")  # boot, structure, end, size, flags; then their crc, and who has left it
@@ -100,6 +100,8 @@ class Turn:
 
         self._fs = cast(SharedFS, fs)
         self._lock_handle = handle
+        # Each partition has four bytes of the lock file by a hash of its name: the turn, publishing, rewriting, and one
+        # spare. With 40 bits, two partitions of a directory are not expected to share a byte.
         number = int.from_bytes(hashlib.sha256("{}-{}".format(*key).encode()).digest()[:5], "big")
         self._byte = PARTITIONS_FROM + 4 * number
         self._path = path
@@ -107,11 +109,12 @@ class Turn:
         self._pid = os.getpid()
         self._busy = _HOLDER.pack(self._pid, _BUSY_MARK)
         self._idle = _HOLDER.pack(self._pid, _NOTE_MARK)
-        # What was read or left last, and what it says; a turn after an own one finds the same.
+        # (bytes, what they say) as read or left last; a turn of this process that follows another one of it finds them
+        # unchanged, and decodes nothing.
         self._known_note: tuple[bytes, Note] = b"", Note(0, 0, 0)
         self._known_synced: tuple[bytes, Synced] = b"", Synced(0, 0)
         self._note_handle = self._fs.open(os.path.join(path, TURN), write=True, create=True)
-        # Only once no thread refers to it: a reader may be about to look at the note.
+        # Closed when no thread refers to this object any more: a reader may be about to look at the note.
         weakref.finalize(self, self._fs.close, self._note_handle).atexit = False
         self.publishing = ByteLock(self._fs, handle, self._byte + 1, path)
 
@@ -178,11 +181,12 @@ class Turn:
         return Note(structure, end, size_bytes, mark == _BUSY_MARK, bool(flags & _DELETED), pid)
 
     def begin(self) -> None:
-        """From here on who finds the note knows that a turn has begun; for who has it, once there is a note."""
+        """Marks the note "busy"; for the holder of the turn, once there is a note."""
+        # 12 bytes instead of the whole note: the rest stays what the turn before has left.
         self._fs.pwrite(self._note_handle, self._busy, _HOLDER_AT)
 
     def leave(self, note: Note) -> None:
-        """Replaces the note; for who has the turn."""
+        """Replaces the note; for the holder of the turn."""
         packed = _NOTE.pack(self._boot, note.structure, note.end, note.size_bytes, _DELETED * note.is_deleted)
         if note.is_busy:
             holder = self._busy
@@ -193,8 +197,8 @@ class Turn:
         self._known_note = content, note
 
     def new_number(self) -> int:
-        """One that no living process knows."""
-        return int.from_bytes(self._fs.random_bytes(8), "big") >> 2
+        """A structure number that no living process knows."""
+        return int.from_bytes(self._fs.random_bytes(8), "big") >> 2  # leaves room to count up within 64 bits
 
     # -- what is on disk ---------------------------------------------------------------------------------------------
 

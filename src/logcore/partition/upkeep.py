@@ -57,6 +57,7 @@ class Upkeep:
             clock_ms = writer.fs.monotonic_ms()
             target = writer.state.end
             is_sync_due = writer.commit.durable_end < target and clock_ms - writer.last_sync_ms >= self._sync_wait_ms
+        # Deleting is enough for one call; what else is due is done by the next.
         if self._retain_when_due(clock_ms, now_ms):
             return True, None
         # Without the lock: others append while the disk works, and may close the log.
@@ -68,6 +69,7 @@ class Upkeep:
                 writer.last_sync_ms = clock_ms
             acted = is_sync_due
             acted |= writer.files.unlink_retired(clock_ms)
+            # An empty segment has no age. One with records is rolled by tick() too, not only by the next append.
             if writer.active.size_bytes:
                 if now_ms is None:
                     wall_ms = writer.fs.now_ms()
@@ -110,7 +112,7 @@ class Upkeep:
         policy = self._writer.durability
         if policy.kind == "interval":
             return min(wait_ms, policy.amount)
-        if policy.waits:  # what one append left to "os" is not to stay invisible until the next
+        if policy.waits:  # an append that asked for "os" must not stay invisible until the next append
             return min(wait_ms, _LEFT_BEHIND_MS)
         return wait_ms
 
@@ -122,7 +124,7 @@ class Upkeep:
         self._committed = committed
 
     def facts(self, now_ms: int | None = None, committed: Mapping[str, int] | None = None) -> retention.PartitionFacts:
-        """What a retention policy is told of this log. committed: see there. Raises what reading raises."""
+        """The facts by which a retention policy decides; see there for committed. Raises what reading raises."""
         with self._writer.state.lock:
             self._writer.check_writable_locked()
             return self._facts_locked(now_ms, committed)
@@ -130,22 +132,26 @@ class Upkeep:
     def _facts_locked(self, now_ms: int | None, committed: Mapping[str, int] | None) -> retention.PartitionFacts:
         state = self._writer.state
         ends = [*(segment.base_offset for segment in state.segments[1:]), state.end]
+        if now_ms is None:
+            now_ms = self._writer.fs.now_ms()
         return retention.PartitionFacts(
             segments=[self._age_of(segment, end) for segment, end in zip(state.segments, ends, strict=True)],
             log_start=state.log_start,
             high_watermark=state.visible,
-            now_ms=self._writer.fs.now_ms() if now_ms is None else now_ms,
+            now_ms=now_ms,
             config=state.config,
             committed=committed or {},
         )
 
     def _age_of(self, segment: Segment, end_offset: int) -> retention.SegmentFacts:
         largest = segment.max_timestamp()
+        if largest < 0:  # no record has a timestamp: Kafka goes by the file then
+            largest = self._writer.fs.modified_ms(segment.path)
         return retention.SegmentFacts(
             base_offset=segment.base_offset,
             end_offset=end_offset,
             size_bytes=segment.size_bytes,
-            largest_timestamp=largest if largest >= 0 else self._writer.fs.modified_ms(segment.path),
+            largest_timestamp=largest,
         )
 
     def retain(
@@ -168,10 +174,12 @@ class Upkeep:
                 wanted = policy(facts)
             else:
                 wanted = segments
+            # Whatever the policy says: segments below the log start always go, and others only below the high
+            # watermark.
             count = max(retention.below_start(facts), min(wanted, facts.deletable))
             if count <= 0:
                 return 0
-            if count == len(writer.state.segments):  # all that there is: what comes next begins a new one
+            if count == len(writer.state.segments):  # the active segment too: the next append needs a new one
                 writer.roll_locked()
             delete_below_locked(writer, max(writer.state.log_start, writer.state.segments[count].base_offset))
             return count
@@ -185,6 +193,7 @@ class Upkeep:
         else:
             wall_ms = now_ms
         self._next_retention_ms = clock_ms + retention.CHECK_MS
+        # Of several processes one deletes; and none after the wall clock was set, until the next check agrees again.
         if not self._clocks.agree(wall_ms, clock_ms) or not self._writer.claim.takes_care():
             return False
         with self._writer.state.lock:

@@ -137,13 +137,17 @@ class Writer(Appender):
         self.last_sync_ms = self.last_recovery_ms
         self.is_resting = False
         self.is_midway = False
-        self._shown = ShownEnd(fs, path, is_replicated=place.is_replicated)
+        self.shown = ShownEnd(fs, path, is_replicated=place.is_replicated)
         self.forks = fs.forks
         self._opened_end = opened.end
         self._level: Level = "disk" if policy.waits else "os"
-        # What may be unsynced beside the next write; recovery tells damage from a torn flush by it.
+        # What may be unsynced beside the next write. recovery.decide() goes by it: under `group` and `always` a whole
+        # batch further behind damage than this was synced after it, so the damage is no torn write.
         self._unsynced_limit = {"group": policy.max_bytes, "always": 0}.get(policy.kind, _NO_LIMIT)
         self._apply_config()
+        publish = None
+        if sharing is not None:
+            publish = sharing.publish
         self.commit = GroupCommit(
             fs,
             path,
@@ -152,7 +156,7 @@ class Writer(Appender):
             sync=lambda: fs.fdatasync(self.active.handle),
             moved=self._moved_durable_end,
             failed=self._note_failure,
-            publish=None if sharing is None else sharing.publish,
+            publish=publish,
         )
 
     def _hold(self, opened: Opened) -> None:
@@ -161,7 +165,7 @@ class Writer(Appender):
         state.segments = opened.segments
         state.log_start = opened.log_start
         state.end = opened.end
-        state.plain_from = opened.end
+        state.plain_from = opened.end  # what lies below was not walked for transactions yet
         self.report = opened.report
         self.active = opened.active
         self.files = opened.files
@@ -185,7 +189,7 @@ class Writer(Appender):
         config = self.state.config
         codec = target_codec(config, Codec.NONE)
         attributes = int(codec) | APPEND_TIME_BIT * config.is_append_time
-        max_bytes = min(config.max_message_bytes, config.segment_bytes)
+        max_bytes = min(config.max_message_bytes, config.segment_bytes)  # a batch lies in one segment
         compress = compressor(codec, config)
         require_key = config.is_compacted
         no_producer = (-1, -1, -1)
@@ -198,6 +202,7 @@ class Writer(Appender):
         self.checks_times = min(limits) < INT64_MAX and not config.is_append_time
         self.requires_key = require_key
         self.is_mirror = bool(config.mirror_source)
+        # What kernels/_appending.pxi demands of a log whose appends may go the quick way.
         is_plain = self.is_os and self.sharing is None and attributes == 0 and not self.checks_times
         is_plain = is_plain and not self.is_mirror
         self.quick_bytes = 0
@@ -240,12 +245,14 @@ class Writer(Appender):
                 state.cuts.append(cut_offset)
                 state.visible = min(state.visible, cut_offset)
             state.visible = min(state.visible, opened.end)
+            # counters() takes what was appended here from the log end: what others appended or cut is left out.
             self._opened_end += opened.end - state.end
             known = {one.base_offset: one for one in state.segments[:-1] if one.is_current()}
             self._hold(opened)
             # What is mapped stays so, and a compaction under way finds the segments that it has read.
             state.segments = [*(known.get(one.base_offset, one) for one in state.segments[:-1]), self.active]
-        self.written_bytes += opened.active.size_bytes  # how much of it is not on disk is not known
+        # How much of the active segment is on disk is not known. Counted as unsynced, it brings the next sync forward.
+        self.written_bytes += opened.active.size_bytes
         self.commit.renew(durable_end)
         if self.durability.waits:
             visible = durable_end
@@ -261,13 +268,14 @@ class Writer(Appender):
         """Takes in whole batches that another process has appended to the active segment, up to a size and an end."""
         active = self.active
         before = active.size_bytes
-        # Set apart, to learn whether this stretch has markers, of which the index here does not know.
-        has_markers = active.has_markers
+        # adopt() only ever sets has_markers. Cleared for this stretch, it tells whether the stretch has markers, which
+        # the index of aborted transactions here lacks.
+        had_markers = active.has_markers
         active.has_markers = False
         for facts in active.adopt(size_bytes):
             self.producers.adopt(facts, active)
         self.lacks_aborted |= active.has_markers
-        active.has_markers |= has_markers
+        active.has_markers |= had_markers
         if active.last_offset + 1 != end:
             raise CorruptLogError(
                 "the active segment does not end as the process says that appended to it",
@@ -277,6 +285,7 @@ class Writer(Appender):
             )
         self.written_bytes += size_bytes - before
         self._opened_end += end - self.state.end
+        # The batches of others may belong to transactions.
         self.state.plain_from = end
         self.state.end = end
         if self.is_resting:
@@ -296,18 +305,18 @@ class Writer(Appender):
 
     def _open_shown_end(self) -> None:
         if self.durability.waits or self.is_replicated:
-            self._shown.open(self.state.visible, keeps=self.sharing is not None and self.sharing.is_believed)
+            self.shown.open(self.state.visible, keeps=self.sharing is not None and self.sharing.is_believed)
         else:
-            self._shown.remove()
+            self.shown.remove()
 
     def show_elsewhere(self, end: int) -> None:
         """Tells readers in other processes up to where they may read. Raises what a write raises."""
-        self._shown.show(end)
+        self.shown.show(end)
 
     def abandon(self) -> None:
         """Lets go of a log that could not be opened; for open_log() alone."""
         self.state.is_closed = True
-        self._shown.close()
+        self.shown.close()
 
     def close(self) -> None:
         """Syncs, writes what lets the next opening skip its check, and gives the claim up. For Log.close().
@@ -319,7 +328,7 @@ class Writer(Appender):
             if state.is_closed:
                 return
             state.is_closed = True
-            if self.fs.forks != self.forks:
+            if self.fs.forks != self.forks:  # a forked child: the files and the lock are its parent's
                 state.segments = []
                 return
             try:
@@ -331,7 +340,7 @@ class Writer(Appender):
                         self.claim.fail()
                     self.commit.poison(LogClosedError("the log was closed meanwhile", path=self.path))
                     with self.commit.held(failed=True):  # a sync under way in another thread still uses the files
-                        self._shown.close()
+                        self.shown.close()
                         if self.sharing is not None:
                             self.sharing.leave()
                         # Segments are closed when the last reader lets go of them, not under it.
@@ -342,35 +351,40 @@ class Writer(Appender):
 
     @locked
     def _finish_locked(self) -> None:
+        """Leaves the files so that the next opening need not check them; the marker of that comes last."""
         fs = self.fs
-        active_ = self.active
+        active = self.active
         try:
             self.sync_locked()
             if self.lacks_aborted:
                 self.index_aborted_locked()
-            time_index = active_.time_index
-            time_index.add(active_.largest_timestamp, active_.largest_timestamp_offset - active_.base_offset)
+            # The closing time entry, which Kafka reads as the largest timestamp of the segment.
+            time_index = active.time_index
+            time_index.add(active.largest_timestamp, active.largest_timestamp_offset - active.base_offset)
             try:
-                if active_.was_cut_back:
-                    fs.fsync(active_.handle)
+                # An append that failed was cut back. Until the size is synced, which fdatasync need not do for a
+                # smaller one, a power cut may bring its bytes back.
+                if active.was_cut_back:
+                    fs.fsync(active.handle)
                 # Kafka believes the indexes of a clean directory, and so do we.
                 is_clean = self.claim.is_clean
-                active_.write_indexes(whole=True, sync=is_clean)
+                active.write_indexes(whole=True, sync=is_clean)
                 if is_clean and self.notes.producers:
                     fs.sync_dir(self.path)  # the name of an index of aborted transactions
                 self.producers.save(self.producers.if_any())
             except (DiskFullError, StorageReadError, StorageWriteError, ResourceError):
-                self.claim.fail()
-            # Of a shared log it is noted within the turn: later another process may have cut the log below.
+                self.claim.fail()  # all records are on disk; only the next opening has more to check
+            # A LogDir that closes all its logs gathers their recovery points and writes them at once. That of a shared
+            # log is written within the turn: later another process may have cut the log below.
             if self.sharing is not None or not self.claim.hand_over(self.key, self.commit.durable_end):
                 self.save_recovery_point_locked()
             if self.is_replicated:
                 with contextlib.suppress(DiskFullError, ResourceError):  # a late one is moved up by the leader again
                     self.set_checkpoint(checkpoint.HIGH_WATERMARK, self.state.visible, may_use_reserve=True)
-            elif self._shown.is_open:  # all is on disk now: readers need no limit, and Kafka may append next
+            elif self.shown.is_open:  # all is on disk now: readers need no limit, and Kafka may append next
                 with self.claim.alone() as is_alone:
                     if is_alone:
-                        self._shown.remove()
+                        self.shown.remove()
             self.files.unlink_retired(None)
             self.claim.leave()
         except BaseException:
@@ -416,6 +430,7 @@ class Writer(Appender):
 
     @locked
     def refuse_locked(self) -> NoReturn:
+        """Raises why nothing may be written, found again: callers looked only whether there is a reason."""
         if self.state.is_closed:
             raise LogClosedError("the log is closed", path=self.path)
         if self.commit.failure is not None:
@@ -424,7 +439,7 @@ class Writer(Appender):
             if is_damaged:
                 advice = "the end of the log is damaged; `logcore recover` copies what is whole"
             raise LogFailedError(advice, path=self.path) from self.commit.failure
-        if self.fs.forks == self.forks:
+        if self.fs.forks == self.forks:  # neither closed, failed nor forked: the reason left is that it is a mirror
             raise ReadOnlyLogError(
                 "the topic is a mirror, which `logcore mirror` alone writes; a topic without the setting mirror.source "
                 "takes records",
@@ -451,6 +466,7 @@ class Writer(Appender):
         """Gaps below dense_from are no losses. On disk before there is one, for readers would call it a loss."""
         if self.notes.dense_from >= dense_from:
             return
+        # Below dense_from seals alone tell a loss, so those of other files go before the note is on disk.
         has_seals = self.state.gaps.noted.has_seals or seals.drop_stale(self.fs, self.path, self.state.segments[:-1])
         self._note_locked(attrs.evolve(self.notes, dense_from=dense_from))
         self.state.gaps.noted = gaps.Noted(max(self.state.gaps.dense_from, dense_from), has_seals)
@@ -474,12 +490,13 @@ class Writer(Appender):
 
     @locked
     def save_recovery_point_locked(self) -> None:
+        """Notes on disk up to where all is on disk: the next opening checks only what lies behind."""
         point = self.commit.durable_end
         synced_bytes = self.commit.synced_bytes
         self.recovery_bytes = synced_bytes
         self.last_recovery_ms = self.fs.monotonic_ms()
         self.active.offer_indexes()
-        # One that lags costs the next opening some checking and nothing else; no append is to fail for it.
+        # One that lags costs the next opening some checking and nothing else, so an append must not fail because of it.
         with contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
             self.set_checkpoint(checkpoint.RECOVERY_POINT, point)
             self.recovery_point = point
@@ -527,6 +544,8 @@ class Writer(Appender):
             return
         if durability is not None:
             check_level(durability)
+        # The most that one write may hold: a segment, and what the policy lets be unsynced. Under `always` each batch
+        # is written and synced alone, as no batch fits into 1 byte.
         most = self.state.config.segment_bytes
         if self.durability.kind == "group":
             most = min(most, self.durability.max_bytes)
@@ -596,16 +615,17 @@ class Writer(Appender):
             raise DiskFullError("the disk is nearly full, below the directory's min_free_bytes", path=self.path)
         segment = self.active
         if segment.is_full(size, max_timestamp, last_offset, now_ms):
-            self.roll_locked()
+            self.roll_locked()  # which syncs all that was written
             segment = self.active
         elif self.written_bytes + size - self.commit.synced_bytes > self._unsynced_limit:
             self.sync_locked()
         state = self.state
-        if may_change_transactions(data, batches):  # said before anybody sees the batches
+        if may_change_transactions(data, batches):  # set before a reader can see the batches
             state.plain_from = last_offset + 1
         start = segment.size_bytes
         end = state.end
         written_bytes = self.written_bytes
+        # Stays set where not even the memory is left to run the branches below; the next append then poisons the log.
         self.is_midway = True
         try:
             segment.append(data, last_offset, max_timestamp, batches)
@@ -614,10 +634,10 @@ class Writer(Appender):
             self.is_midway = False
             if self.is_resting:
                 self.stir_locked()
-        except DiskFullError:
+        except DiskFullError:  # the segment has cut its write back: all is as before
             self.is_midway = False
             raise
-        except StorageWriteError as error:
+        except StorageWriteError as error:  # what the file holds behind its end is not known
             self.commit.poison(error)
             raise
         except BaseException:  # an interrupt between the write and here: no receipt names these records
@@ -643,6 +663,7 @@ class Writer(Appender):
     ) -> None:
         """Writes more than a segment, or than the policy lets be unsynced, in parts of at most that."""
         newest = max(batch[3] for batch in batches)
+        # Rolled now if it must be at all: parts in one segment can be taken back, those in a sealed one cannot.
         if self.active.is_full(min(len(data), self.state.config.segment_bytes), newest, batches[-1][2], now_ms):
             self.roll_locked()
         segment = self.active
@@ -652,6 +673,8 @@ class Writer(Appender):
         stored = 0
         try:
             while stored < len(batches):
+                # As many batches from here on as stay within the limit, at least one; their positions count from the
+                # first of them.
                 first = batches[stored][0]
                 stop = stored + 1
                 while stop < len(batches) and batches[stop][0] + batches[stop][1] - first <= most:
@@ -680,7 +703,9 @@ class Writer(Appender):
         False when another thread's sync has shown whole batches of it meanwhile; then they stay.
         """
         with self.commit.held():  # a sync under way would count what is taken back
-            if self.state.visible > end or (self.is_replicated and self.state.end > end):  # a follower may have it
+            is_seen = self.state.visible > end
+            may_be_copied = self.is_replicated and self.state.end > end  # followers read up to the log end
+            if is_seen or may_be_copied:
                 return False
             try:
                 self.active.cut(size)
@@ -719,6 +744,7 @@ class Writer(Appender):
                     self.sharing.wait(last)
             if commit.synced_bytes - self.recovery_bytes > _RECOVERY_LAG_BYTES:
                 with self.state.lock:
+                    # Asked again: of several threads that find it due, the first one saves it.
                     if not self.state.is_closed and commit.synced_bytes - self.recovery_bytes > _RECOVERY_LAG_BYTES:
                         self.save_recovery_point_locked()
         return Receipt(first, last, now_ms, reached, *self.key)
@@ -746,15 +772,9 @@ class Writer(Appender):
         if self.sharing is not None:
             if self.durability.waits:
                 self.sharing.show(end)
-        elif self._shown.is_open and not self.is_replicated:
+        elif self.shown.is_open and not self.is_replicated:
             self.state.show(end)
-            self._shown.show_if_possible(self.state.visible)
-
-    def hold_back_locked(self) -> None:
-        """Before several segments come to the log at once: readers in other processes, which take what lies before the
-        last segment for shown, are told that the visible end may lie anywhere. Durable, until more is shown.
-        """
-        self._shown.hold_back(self.state.visible)
+            self.shown.show_if_possible(self.state.visible)
 
     def advance_high_watermark(self, offset: int) -> int:
         """See Log.advance_high_watermark()."""
@@ -775,27 +795,14 @@ class Writer(Appender):
                     found=offset,
                 )
             if self.state.visible < offset < self.state.end:
-                offset, _ = batch_around(self.state.segments, offset)
+                offset, _ = batch_around(self.state.segments, offset)  # down to where a batch ends
             if offset > self.state.visible:
                 self.state.show(offset)
-                self._shown.show_if_possible(offset)
+                self.shown.show_if_possible(offset)
             return self.state.visible
 
-    @locked
-    def lower_visible_locked(self, offset: int) -> None:
-        """Before records at and above offset are removed: readers are told that they are gone, and so are notes."""
-        self.state.visible = min(self.state.visible, offset)
-        self.state.wake()
-        if self.sharing is not None:
-            self.sharing.cut(offset)
-        else:
-            # Of a replicated log the next opening begins with it.
-            self._shown.show(self.state.visible, sync=self.is_replicated)
-        if self.is_replicated and self.own_checkpoint(checkpoint.HIGH_WATERMARK) > offset:
-            # What the leader puts here next is another log, and the next opening begins with what is noted.
-            self.set_checkpoint(checkpoint.HIGH_WATERMARK, offset)
-
     def _note_failure(self, cause: BaseException) -> None:
+        """The log was poisoned. After a failed write or sync the next opening, and other processes, must know of it."""
         if not isinstance(cause, (LogClosedError, CorruptLogError, LogNotFoundError)):
             recovery.note_failed_sync(self.fs, self.path)
             if self.sharing is not None:
@@ -823,6 +830,7 @@ class Writer(Appender):
             base = base_offset
         old = self.active
         path = os.path.join(self.path, file_name(base, LOG))
+        # Looked up before the new segment exists: the snapshot is of what lies below its base offset.
         producers = self.producers.to_save(has_producers=self.notes.producers)
         if self.lacks_aborted:
             self.index_aborted_locked()
@@ -835,10 +843,10 @@ class Writer(Appender):
                 self.state.segments = [*self.state.segments[:-1], sealed, new]
                 self.active = new
                 self.state.end = base
-                self.commit.advance(base, self.written_bytes)
+                self.commit.advance(base, self.written_bytes)  # seal() has synced all that was written
                 self.is_midway = False
             except BaseException as error:
-                # Once the new file is there it says where it begins, and an append to the old segment would give
+                # Once the new file exists it says where it begins, and an append to the old segment would give
                 # offsets out twice. Before that, lack of room or descriptors passes and the append may be repeated.
                 goes_on = False  # also where there is no memory to look
                 try:
@@ -861,19 +869,9 @@ class Writer(Appender):
             self.active.offer_indexes()
             self.last_recovery_ms = self.fs.monotonic_ms() - RECOVERY_LAG_MS
             self.stir_locked()
-        # What stood there when the log was opened was not checked, and a seal would pass its rot for sound.
+        # A file that was found at opening was not checked in full, and a seal would certify its damage as sound.
         if old.is_own and old.size_bytes <= seals.ROLL_BYTES:
             seals.seal(self.fs, old, old.last_offset + 1, new.base_offset)
-
-    @locked
-    def seal_locked(self) -> None:
-        """Makes the active segment one that others may follow; appending to it goes on being possible."""
-        try:
-            self.active.seal()
-        except BaseException as error:
-            if not isinstance(error, (DiskFullError, ResourceError)):
-                self.commit.poison(error)
-            raise
 
 
 def may_change_transactions(data: bytes | memoryview, batches: Sequence[EncodedBatch] | None) -> bool:
