@@ -833,26 +833,29 @@ def _wait_for_reader(
     fs = tailed[0].log._fs
     watch = fs.watch(*(one.log.path for one in tailed))
     stack.callback(watch.close)
+    # The watch keeps reports until it is asked. After the first look it is asked before each, so that records that were
+    # taken are not followed by a look that finds nothing.
+    is_watched = False
 
     def wait() -> bool:
+        nonlocal is_watched
         deadline = None
         if timeout is not None:
             deadline = fs.monotonic_ms() + int(timeout * 1000)
         while not any(one.log.is_closed for one in tailed):
+            if is_watched:
+                # Wakes at least each second, in case a file system does not report another machine's writes.
+                pause = 1.0
+                if deadline is not None:
+                    pause = min(pause, max(0.0, (deadline - fs.monotonic_ms()) / 1000))
+                watch.wait(pause)
+            is_watched = True
             for one in tailed:
                 one.log.refresh()
             if any(one.has_news for one in tailed):
                 return True
-            left = None
-            if deadline is not None:
-                left = (deadline - fs.monotonic_ms()) / 1000
-            if left is not None and left <= 0:
+            if deadline is not None and fs.monotonic_ms() >= deadline:
                 return False
-            # Wakes at least each second, in case a file system does not report another machine's writes.
-            pause = 1.0
-            if left is not None:
-                pause = min(pause, left)
-            watch.wait(pause)
         return False
 
     return wait

@@ -41,6 +41,7 @@ class FileLook:
         self._state = state
         self._noted = NotedOffsets(fs, path)
         self._listed_ms = -1  # when names in the directory had last changed, as the segments were listed
+        self._has_shown_end = True  # whether a writer says up to where readers may read, at the last look
         self.is_end_noted = False
         self.replacements = 0
 
@@ -53,7 +54,7 @@ class FileLook:
         # No name in the directory has changed, and the last file is the same: only its end may have moved. Listing
         # thousands of segments for each look would cost too much.
         if is_same and all(segment.is_current() for segment in self._state.segments[-1:]):
-            self._refresh_end()
+            self._refresh_end(has_same_names=True)
             self._miss_end()
         else:
             self.list_segments()
@@ -152,8 +153,8 @@ class FileLook:
         """What an offset checkpoint of the log directory says of this partition; 0 when nothing."""
         return self._noted.get(name)
 
-    def _refresh_end(self) -> None:
-        """Looks where the log begins and how far the files reach now."""
+    def _refresh_end(self, *, has_same_names: bool = False) -> None:
+        """Looks where the log begins and how far the files reach now. has_same_names: as at the last look."""
         self._state.log_start = self._noted_start()
         # Of what is being deleted there may be any part, with gaps in between.
         self._state.segments = self._state.segments[max(0, slot_of(self._state.segments, self._state.log_start)) :]
@@ -167,7 +168,10 @@ class FileLook:
         self._state.end = max(self._state.log_start, last.next_offset())
         # Read after the size: a writer makes this file before its first write, so if there were unsynced bytes, the
         # file exists.
-        shown = checkpoint.read_shown_end(self._fs, self._path)
+        shown = None
+        if self._has_shown_end or not has_same_names:
+            shown = checkpoint.read_shown_end(self._fs, self._path)
+        self._has_shown_end = shown is not None
         if shown is None:
             self.is_end_noted = False
             self._state.visible = self._state.end

@@ -133,7 +133,7 @@ def noted_offset(fs: FS, path: str, name: str) -> int:
 
 class NotedOffsets:
     """What offset checkpoints of the log directory say of one partition, for a reader that asks again and again: a file
-    is read when it was replaced since.
+    is read when it was replaced since. Replacing one changes the time of the directory, which is looked at first.
     """
 
     def __init__(self, fs: FS, path: str) -> None:
@@ -141,11 +141,26 @@ class NotedOffsets:
         self._path = path
         self._parent = ""
         self._known: dict[str, tuple[tuple[object, ...], int]] = {}  # by name: the file as it was, and what it says
+        self._fresh: dict[str, tuple[int, int]] = {}  # by name: the directory's time, and what the file said then
 
     def get(self, name: str) -> int:
         """0 when nothing is noted. Raises StorageReadError."""
         if not self._parent:
             self._parent = os.path.dirname(self._fs.real_path(self._path))
+        try:
+            changed_ms = self._fs.modified_ms(self._parent)
+        except FileNotFoundError:
+            return 0
+        fresh = self._fresh.get(name)
+        if fresh is not None and fresh[0] == changed_ms:
+            return fresh[1]
+        offset = self._look(name)
+        # Names that change twice in so short a time may leave the same time.
+        if changed_ms < self._fs.now_ms() - SETTLING_MS:
+            self._fresh[name] = changed_ms, offset
+        return offset
+
+    def _look(self, name: str) -> int:
         file = os.path.join(self._parent, name)
         try:
             changed_ms = self._fs.modified_ms(file)
