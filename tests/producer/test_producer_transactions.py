@@ -148,6 +148,19 @@ def test_closing_aborts_what_is_open(data: LogDir) -> None:
     assert data.partition("t", 0).last_stable_offset == data.partition("t", 0).high_watermark
 
 
+def test_closing_tells_of_a_transaction_that_it_cannot_abort(
+    disk: SimulatedDisk, data: LogDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    producer = begun(data)
+    producer.send("t", b"v", partition=0)
+    producer.flush()
+    disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.log", times=None))
+    producer.close(timeout=0)
+    disk.faults = FaultPlan()
+    told = [record.getMessage() for record in caplog.records if record.name == "logcore.transactions"]
+    assert any("the open transaction of 'id' was not aborted" in text for text in told), told
+
+
 def test_what_is_committed_is_on_disk(disk: SimulatedDisk, data: LogDir) -> None:
     with begun(data) as producer:
         producer.send("t", b"v", partition=0)

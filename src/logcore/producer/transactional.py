@@ -29,6 +29,7 @@ from logcore.errors import (
 )
 from logcore.format.grouprecords import Committed
 from logcore.fs import FS
+from logcore.notices import WARNING, tell
 from logcore.producer.coordinator import TransactionCoordinator
 from logcore.producer.producer import Directory, Producer
 from logcore.producer.transacting import State, Transacting
@@ -94,9 +95,11 @@ class TransactionalProducer(Producer):
         """Aborts a transaction that is open, and ends. Closing twice is fine; otherwise as Producer.close()."""
         is_own = self._fs.forks == self._forks and not self._work.is_closing
         if is_own and not self._work.teller.is_me and self._transacting.is_open:
-            # What cannot be aborted now is aborted by its timeout.
-            with contextlib.suppress(LogcoreError):
+            try:
                 self.abort_transaction(timeout)
+            except LogcoreError as error:
+                text = "the open transaction of %r was not aborted, and waits for its timeout: %s"
+                tell("transactions", WARNING, text, self._transacting.transactional_id, error)
         super().close(timeout)
 
     # -- transactions --------------------------------------------------------------------------------------------
