@@ -974,6 +974,18 @@ MISTAKES: Final = (
         "consumer/test_consumer_groups.py",
     ),
     Mistake(
+        "checkpoints_are_read_once", "logcore/partition/noted.py",
+        "        if fresh is not None and fresh[0] == changed_ms:\n",
+        "        if fresh is not None:\n",
+        "partition/test_noted_offsets.py",
+    ),
+    Mistake(
+        "shown_end_is_never_looked_for_again", "logcore/partition/looking.py",
+        "        if self._has_shown_end or not has_same_names:\n",
+        "        if self._has_shown_end:\n",
+        "partition/test_noted_offsets.py",
+    ),
+    Mistake(
         "turn_that_is_not_used_is_kept", "netshim/connection.py",
         "            self._workload.leave_line(self)  # others behind it may go on meanwhile\n",
         "            pass\n",

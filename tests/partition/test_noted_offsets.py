@@ -91,3 +91,47 @@ def test_a_reader_ends_at_the_high_watermark_when_the_file_was_cut_behind_it(tmp
         assert reader.high_watermark == 3
         file.write_bytes(sound)
         assert [record.value for record in reader.read(0)] == [b"0", b"1", b"2"]
+
+
+def test_a_note_of_the_visible_end_that_comes_later_is_seen() -> None:
+    """A reader that found none does not open it again while no name in the directory changes; then it does."""
+    disk = SimulatedDisk()
+    with logcore.open("/data/t-0", create=True, durability="os", fs=disk) as log:
+        log.append(b"shown")
+    disk.advance(10_000)
+    with logcore.open("/data/t-0", read_only=True, fs=disk) as reader:
+        assert not reader.refresh()
+        opened: list[str] = []
+        disk_open = disk.open
+        disk.open = lambda path, **named: opened.append(path) or disk_open(path, **named)  # type: ignore[method-assign]
+        assert not reader.refresh()
+        assert not [path for path in opened if path.endswith(checkpoint.DURABLE_END)]
+        disk.open = disk_open  # type: ignore[method-assign]
+        with logcore.open("/data/t-0", durability="group", fs=disk) as log:
+            log.append(b"on disk")
+            log.append(b"not yet", durability="os")
+            reader.refresh()
+            assert reader.high_watermark == 2
+            log.flush()
+            reader.refresh()
+            assert reader.high_watermark == 3
+
+
+def test_a_tail_looks_before_it_waits_and_asks_the_watch_before_it_looks_again() -> None:
+    disk = SimulatedDisk()
+    with (
+        logcore.open("/data/t-0", create=True, durability="os", fs=disk) as log,
+        logcore.open("/data/t-0", read_only=True, fs=disk) as reader,
+    ):
+        tail = reader.tail(0, timeout=0)
+        log.append(b"before the first look")
+        assert next(tail).offset == 0
+        looks = []
+        refresh = reader.refresh
+        reader.refresh = lambda: looks.append(1) or refresh()  # type: ignore[method-assign]
+        for offset in range(1, 4):
+            log.append(b"x")
+            assert next(tail).offset == offset
+        assert len(looks) == 3, "one for each record that came"
+        assert next(tail, None) is None
+        assert len(looks) == 4
