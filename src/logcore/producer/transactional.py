@@ -1,4 +1,4 @@
-"""A producer whose records, and the offsets of what they came from, count together or not at all.
+"""A producer whose records count together or not at all, with the offsets of the records they were made from.
 
     with data.producer(transactional_id="totals-0") as producer:
         with producer.transaction():
@@ -11,7 +11,7 @@ Rules (clients reference 2.9):
 - A result of send() says that the record is stored, and not that its transaction is committed.
 - close() aborts a transaction that is open, and so does its timeout.
 
-What may follow what is decided in transacting.py.
+Which call may follow which is decided in transacting.py.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ class TransactionalProducer(Producer):
         self._transacting.end(commit=True, deadline_ms=deadline_ms)
 
     def prepare_transaction(self, timeout: float | None = None) -> str:
-        """Writes what was sent, and waits for the decision of another store: what it returns is to be kept there, in a
-        transaction of its own. Then call complete_transaction().
+        """Writes what was sent, and waits for the decision of another store. Keep the text that it returns there, in a
+        transaction of that store. Then call complete_transaction().
 
         A producer made with two_phase=True has no timeout; another's transaction may be aborted meanwhile. Raises as
         commit_transaction().
@@ -163,7 +163,7 @@ class TransactionalProducer(Producer):
         return is_wanted
 
     def abort_transaction(self, timeout: float | None = None) -> None:
-        """Ends the transaction so that nothing of it counts. What was not written yet fails with
+        """Ends the transaction so that nothing of it counts. Records that were not written yet fail with
         TransactionAbortedError.
 
         Raises ResourceError when the time is up (then it may be called again), ProducerFencedError, ProducerStateError.
