@@ -193,7 +193,7 @@ class Groups:
     def when_known(
         self, handle: Callable[[], T | Answer], refuse: Callable[[GroupError], T], now_ms: int
     ) -> T | Answer:
-        """What handle() returns, once what is stored is known; refuse(error) where it cannot be read."""
+        """The result of handle(), once the stored groups are known; refuse(error) if they cannot be read."""
         if self._is_loaded:
             return handle()
         answer = Answer()

@@ -85,7 +85,7 @@ class GroupsBesideOthers:
     def when_known(
         self, handle: Callable[[], _T | Answer], refuse: Callable[[GroupError], _T], now_ms: int
     ) -> _T | Answer:
-        """What handle() returns, called in a turn of its own; refuse(error) where the groups cannot be asked now."""
+        """The result of handle(), called in a turn of its own; refuse(error) if the groups cannot be read now."""
         self._now_ms = max(self._now_ms, now_ms)
         answer = Answer()
 

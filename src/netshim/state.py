@@ -66,7 +66,7 @@ _OPENING: Final = "opening"
 
 
 def _outcome(work: Callable[[], Any]) -> Any:
-    """What work gives, or its error."""
+    """The result of work(), or its error."""
     try:
         return work()
     except Exception as error:

@@ -256,8 +256,8 @@ class TransactionHost:
             done(TransactionError.COORDINATOR_NOT_AVAILABLE)
 
     def verified(self, who: tuple[str, int, int], partition: Partition, write: Callable[[], T]) -> T | TransactionError:
-        """What write() returns, or why a producer may not write to a partition now. who: transactional id, producer id
-        and epoch.
+        """The result of write(), or the reason why a producer may not write to a partition now. who: transactional id,
+        producer id and epoch.
         """
         if not self._is_loaded:
             return TransactionError.COORDINATOR_NOT_AVAILABLE

@@ -38,7 +38,7 @@ class Described(Protocol):
 
 
 class Directory(Protocol):
-    """What is asked of the LogDir."""
+    """The methods of a LogDir that are used here."""
 
     @property
     def path(self) -> str: ...

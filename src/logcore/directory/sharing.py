@@ -33,7 +33,7 @@ from logcore.names import partition_name
 
 
 class Directory(Protocol):
-    """What is asked of the LogDir."""
+    """The methods of a LogDir that are used here."""
 
     def known_logs(self) -> Mapping[Key, Log]: ...
     def close_logs(self, topics: Collection[str]) -> None: ...

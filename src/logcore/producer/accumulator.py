@@ -84,7 +84,7 @@ def _cut(column: tuple[Any, Any, Any], start: int, stop: int) -> tuple[Any, Any,
 
 
 class Identity:
-    """Who writes the batches of one queue: a producer id and epoch, and the sequence of the next record. For the sender
+    """The identity of the batches of one queue: producer id and epoch, and the next sequence. For the sender
     alone.
     """
 

@@ -76,7 +76,7 @@ T = TypeVar("T")
 
 
 class Directory(Protocol):
-    """What is asked of the LogDir."""
+    """The methods of a LogDir that are used here."""
 
     has_coordinator: bool
 
@@ -190,7 +190,7 @@ class TransactionCoordinator:
         partition: Partition,
         write: Callable[[], T],
     ) -> T | TransactionError:
-        """What write() returns, or why the producer may not write to a partition now.
+        """The result of write(), or the reason why the producer may not write to a partition now.
 
         who: transactional id, producer id and epoch. No marker of this process comes between the look and the write;
         a marker of another process raises the epoch, so that the log refuses what comes after it. write() may not ask

@@ -256,7 +256,7 @@ class RecordFuture(FutureFields, Future[RecordMetadata]):
         return found
 
     def metadata(self, delivery: Delivery) -> RecordMetadata:
-        """Where the record went; offset -1 after a failure."""
+        """The metadata of the record; offset -1 after a failure."""
         receipt = delivery.receipt
         offset = -1
         sent_ms = self.sent_ms
@@ -313,7 +313,7 @@ class RecordFuture(FutureFields, Future[RecordMetadata]):
         return self.delivery().resolved
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
-        """Where the record is stored. timeout: seconds.
+        """The metadata of the stored record. timeout: seconds.
 
         Raises concurrent.futures.TimeoutError, why the record failed, or ProducerStateError in a callback of a delivery
         that would have to end first.

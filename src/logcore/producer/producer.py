@@ -67,7 +67,7 @@ _LOOK_MS: Final = 1_000
 
 
 class Directory(RoutingDirectory, SenderDirectory, Protocol):
-    """What is asked of the LogDir."""
+    """The methods of a LogDir that are used here."""
 
 
 class _Work(WorkFields):
@@ -123,7 +123,7 @@ class _Work(WorkFields):
         return min(_LOOK_MS, max(0, next_ms - self.fs.monotonic_ms()))
 
     def run(self) -> None:
-        """What the thread of the producer does, until it is over."""
+        """The loop of the producer's thread, until it is over."""
         while True:
             try:
                 if self.round():
@@ -325,7 +325,7 @@ class Producer(ProducerFields):
                 self._wait_for_room(size_bytes + HELD_BYTES)
             queue = self._routes.queue(topic, key, partition, size_bytes)
             batch = queue.filling
-            # What Batch.fits() says, without the call: 0.1 of 2 us.
+            # Batch.fits() without the call: 0.1 of 2 us.
             if (
                 batch is None
                 or batch.size_bytes + size_bytes > batch.limit_bytes

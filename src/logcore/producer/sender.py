@@ -65,7 +65,7 @@ _OF_RECORDS: Final = (InvalidRecordError, RecordTooLargeError)
 
 
 class Directory(Protocol):
-    """What is asked of the LogDir."""
+    """The methods of a LogDir that are used here."""
 
     durability: Durability
 

@@ -49,7 +49,7 @@ class GroupMetadata(Protocol):
 
 
 class OffsetAndMetadata(Protocol):
-    """What is committed for a partition; see logcore.OffsetAndMetadata."""
+    """A commit for a partition; see logcore.OffsetAndMetadata."""
 
     @property
     def offset(self) -> int: ...
@@ -60,7 +60,7 @@ class OffsetAndMetadata(Protocol):
 
 
 class Groups(Protocol):
-    """What is asked of the groups of the directory."""
+    """The methods of the groups of a directory that are used here."""
 
     failure: Exception | None
 
@@ -71,7 +71,7 @@ class Groups(Protocol):
 
 
 class Coordinators(Protocol):
-    """What looks after the transactions and the groups of the directory."""
+    """The coordinators of the transactions and the groups of a directory."""
 
     def transactions(self, directory: Any) -> TransactionCoordinator: ...
     def groups(self, directory: Any) -> Groups: ...
@@ -94,7 +94,7 @@ class TransactionalProducer(Producer):
         """Aborts a transaction that is open, and ends. Closing twice is fine; otherwise as Producer.close()."""
         is_own = self._fs.forks == self._forks and not self._work.is_closing
         if is_own and not self._work.teller.is_me and self._transacting.is_open:
-            # What cannot be aborted now is aborted by its timeout.
+            # If it cannot be aborted now, its timeout aborts it.
             with contextlib.suppress(LogcoreError):
                 self.abort_transaction(timeout)
         super().close(timeout)

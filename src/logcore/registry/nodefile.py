@@ -78,7 +78,7 @@ class Head:
         return self.size + 2 * self.capacity
 
     def place(self, version: int) -> int:
-        """Where in the file the slot of a version begins."""
+        """The position in the file of the slot of a version."""
         return self.size + (version & 1) * self.capacity
 
     def holds(self, value: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""What lies where in a registry: Kafka's ZooKeeper layout, and the values of its nodes.
+"""The layout of a registry: Kafka's ZooKeeper paths, and the values of their nodes.
 
 | path | value | kind |
 |---|---|---|

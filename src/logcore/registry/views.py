@@ -1,4 +1,4 @@
-"""What brokers, topics and a controller look like in a registry, and who writes it.
+"""The nodes of brokers, topics and a controller in a registry, and who writes them.
 
 | nodes | written by | |
 |---|---|---|

@@ -87,7 +87,7 @@ class Target(Protocol):
 
 
 class TargetDirectory(Protocol):
-    """What apply_ready() asks of a log directory; logdir.LogDir has it."""
+    """The methods of a log directory that apply_ready() uses; logdir.LogDir has them."""
 
     @property
     def path(self) -> str: ...

@@ -66,7 +66,7 @@ class StagedFile:
 
 @attrs.frozen
 class Carried:
-    """What one task wrote to one partition, brought to the driver in a message instead of a file. data: whole batches
+    """The records of one task for one partition, sent to the driver in a message instead of a file. data: whole batches
     whose offsets begin at 0. count, batches, max_timestamp, crc: as of a StagedFile.
     """
 
@@ -81,7 +81,7 @@ class Carried:
 
 @attrs.frozen(kw_only=True)
 class Place:
-    """Where the staged files of one partition go.
+    """The destination of the staged files of one partition.
 
     base: offset of their first record. segment, position: append them to the segment of that base offset, which was
     then so long; None to move the files in place as segments of their own.

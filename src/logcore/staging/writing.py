@@ -139,7 +139,7 @@ class StagedWriter:
             self._held_batches = []
 
     def carry(self) -> Carried | None:
-        """What is held, to be sent to the driver; None when there is nothing. Nothing may be appended afterwards."""
+        """The held records, to be sent to the driver; None when there are none. Nothing may be appended afterwards."""
         if not self._held:
             return None
         data = bytes(self._held)

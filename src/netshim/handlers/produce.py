@@ -60,7 +60,7 @@ _SAYS_LOG_START: Final = frozenset(
 def produce(request: ProduceRequest, call: Call, state: State) -> ProduceResponse | Answer | None:
     """Appends; with acks=all the answer waits for what the directory's durability policy promises.
 
-    What belongs to a transaction first waits until transactions are known, and from version 12 on adds its partitions.
+    A transactional request first waits until transactions are known, and from version 12 on adds its partitions.
     """
     if call.version >= _IDS_SINCE:
         for topic in request.topic_data:
@@ -137,7 +137,7 @@ def _keep(partition: ProduceRequest.Topic.Partition) -> None:
 
 
 def _produce_one(request: ProduceRequest, call: Call, state: State) -> ProduceResponse | Answer | None:
-    """What most requests are: one sound batch for one partition whose log is open and busy with nothing else. None for
+    """The usual request: one sound batch for one partition whose log is open and busy with nothing else. None for
     all others, of which nothing is done then. They take the long way, whose answers are the same.
     """
     topics = request.topic_data
