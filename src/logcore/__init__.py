@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """What few use is imported when it is asked for: everybody waits for `import logcore`."""
+        """Names that few programs use are imported when asked for: every program waits for `import logcore`."""
         if name not in ("CleaningReport", "clean"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from logcore import cleaner

@@ -308,7 +308,7 @@ def write_notes(fs: FS, directory: str, notes: Notes, *, reserve: str | None = N
 
 
 def properties(content: bytes) -> dict[str, str]:
-    """What meta.properties says, by name."""
+    """The values in meta.properties, by name."""
     return {name: value or "" for name, value in property_lines(content)}
 
 
@@ -407,7 +407,7 @@ def pack_shown_end(offset: int, *, is_replicated: bool = False) -> bytes:
 
 
 def read_shown_end(fs: FS, directory: str) -> ShownEnd | None:
-    """What logcore.durable says; None when there is no such file."""
+    """The content of logcore.durable; None if the file does not exist."""
     for _ in range(3):  # it is rewritten in place, so a reading may in theory meet a writing half way
         content = read(fs, directory, DURABLE_END)
         if content is None:
@@ -419,7 +419,7 @@ def read_shown_end(fs: FS, directory: str) -> ShownEnd | None:
 
 
 def unpack_shown_end(content: bytes) -> ShownEnd | None:
-    """What the content of logcore.durable says, None when its CRC does not match."""
+    """The content of logcore.durable from its bytes, None when the CRC does not match."""
     if len(content) < _DURABLE.size:
         return None
     packed, crc = _DURABLE.unpack_from(content)

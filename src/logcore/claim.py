@@ -29,7 +29,7 @@ from logcore.fs import FS, Lock, SharedFS
 
 @attrs.define(eq=False)
 class Common:
-    """What all members know of their directory. Lives as long as this process holds its lock.
+    """The facts of a directory that all its members share. Lives as long as this process holds its lock.
 
     Written under the mutex of the lock; has_failed and is_unfinished also without, but then only ever set to True.
     """

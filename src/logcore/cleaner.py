@@ -73,7 +73,7 @@ _NO_BITS: Final = np.zeros(0, np.uint8)
 
 @attrs.frozen(kw_only=True)
 class SealedFacts:
-    """What the choice depends on. Times in ms, -1 for none; first_timestamp: largest of the first batch."""
+    """The facts of a segment for plan(). Times in ms, -1 for none; first_timestamp: largest of the first batch."""
 
     base_offset: int
     size_bytes: int
@@ -190,8 +190,8 @@ def group(segments: Sequence[Segment], ends: Sequence[int], config: LogConfig) -
 
 @attrs.frozen
 class _Left:
-    """What stays of some batches. keep: of each record whether it stays. Of each batch: how many records stay, whether
-    one of them is a tombstone, and the timestamp of the first.
+    """The kept part of some batches. keep: of each record whether it stays. Of each batch: how many records stay,
+    whether one of them is a tombstone, and the timestamp of the first.
     """
 
     keep: npt.NDArray[np.bool_]
@@ -301,7 +301,7 @@ class OffsetMap:
         return self.put(hashes[:rows], offsets[:rows])
 
     def survey(self, run: Run, batches: int) -> _Left:
-        """What stays of a run of batches of the dirty part, each CRC checked. Raises CorruptBatchError."""
+        """The kept part of a run of batches of the dirty part, each CRC checked. Raises CorruptBatchError."""
         keep = np.empty(run.rows, np.uint8)
         found = kernel.survey_run(run.data, run.at, run.stop, self._superseded, self._first, keep, batches, run.path)
         return _Left(keep.view(np.bool_), found[:, 0], found[:, 1] > 0, found[:, 2])
@@ -347,8 +347,8 @@ class _Passing:
 
 @attrs.frozen(kw_only=True)
 class CleaningReport:
-    """What a round did. end_offset: the next round begins there. Bytes are those of .log files, before and after, of
-    the segments that were rewritten; map_bytes: the table of keys.
+    """The report of a round. end_offset: the next round begins there. Bytes are those of .log files, before and after,
+    of the segments that were rewritten; map_bytes: the table of keys.
     """
 
     path: str
@@ -400,7 +400,7 @@ class _Counts:
 
 
 def plan_of(log: Log, now_ms: int | None = None) -> Plan:
-    """What a round would do to a log now. Errors as clean()."""
+    """The plan of a round over a log now. Raises the same errors as clean()."""
     with rewriting_of(log) as view:
         if now_ms is None:
             now_ms = view.fs.now_ms()
@@ -640,7 +640,7 @@ class _Round:
         view.replace(old, new)
 
     def _rewritten(self, part: _Part, newest: OffsetMap, passing: _Passing, end: int) -> bytes | memoryview:
-        """What stays of some batches, as bytes to store."""
+        """The kept part of some batches, as bytes to store."""
         facts = part.facts
         if part.run is not None and self._has_bits(part, newest):
             left = newest.survey(part.run, len(facts))
@@ -675,7 +675,7 @@ class _Round:
         return _rewrite_run(part, actions, sets_horizon, bases, keep, self.config)
 
     def _left(self, part: _Part, columns: RecordColumns, newest: OffsetMap, passing: _Passing) -> _Left:
-        """What is left of batches by their keys."""
+        """The kept part of batches, by their keys."""
         counts = _row_counts(part)
         keep = self._kept_rows(part, columns, newest, np.repeat(_aborted(part, passing), counts))
         # Running sums, so that each batch has the difference between its two edges.

@@ -1,4 +1,4 @@
-"""What looks after the groups and the transactions of a directory that no broker of this process serves.
+"""The coordinators of groups and transactions of a directory that no broker of this process serves.
 
 Rules:
 - Each is made by whoever needs it first, and lives as long as the directory is open. Then it reads what is stored.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from logcore.registry import FileRegistry
 
     class Directory(GroupsDirectory, TransactionsDirectory, ControlledDirectory, Protocol):
-        """What is asked of the LogDir."""
+        """The methods of a LogDir that are used here."""
 
 
 #: How often look() looks.
@@ -43,7 +43,7 @@ _EXPIRY_CHECK_MS: Final = 600_000
 
 
 class Partitions(Protocol):
-    """What is asked of the LogDir by left_open()."""
+    """The methods of a LogDir that left_open() uses."""
 
     def topics(self) -> list[str]: ...
     def partitions(self, name: str) -> tuple[int, ...]: ...

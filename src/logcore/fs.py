@@ -64,7 +64,7 @@ Data = bytes | bytearray | memoryview
 
 
 def _find_guard() -> Any:
-    """What keeps a page of a mapping that cannot be read from ending the process; None without the compiled module."""
+    """The guard against unreadable pages of a mapping, which would end the process; None without the compiled module."""
     try:
         return importlib.import_module("logcore.kernels._compiled")
     except ImportError:
@@ -89,7 +89,7 @@ class Boot:
 
 @attrs.define(eq=False)
 class Shared:
-    """What all shares of a lock have in common, for as long as this process holds it.
+    """State that all shares of a lock have in common, for as long as this process holds it.
 
     state: what logcore.claim knows of the directory; None at first, written under the mutex.
     """
@@ -115,7 +115,7 @@ class Lock(Protocol):
 
 
 class FS(Protocol):
-    """What the library asks of a disk. Paths are absolute or relative strings; handles are opaque ints.
+    """The operations of a disk that the library uses. Paths are absolute or relative strings; handles are opaque ints.
 
     forks: how many forks lie between this process and the one that made the object. What was opened at another number
     belongs to a parent process.
@@ -431,7 +431,7 @@ class OsFS:
             return os.lstat(path).st_size
 
     def identity(self, path_or_handle: str | int) -> tuple[int, int]:
-        """What tells two files apart that had the same name at different times."""
+        """A value that two files of the same name, at different times, do not share."""
         with _Reading(str(path_or_handle)):
             if isinstance(path_or_handle, int):
                 facts = os.fstat(path_or_handle)
@@ -504,7 +504,7 @@ class OsFS:
             os.close(handle)
 
     def free_bytes(self, path: str) -> int:
-        """What this process may still write on the disk of a directory."""
+        """Bytes that this process may still write on the disk of a directory."""
         with _Reading(path):
             facts = os.statvfs(path)
         return facts.f_bavail * facts.f_frsize

@@ -1,4 +1,4 @@
-"""What the logs of `__consumer_offsets` say now: the last record of each key, as groups and their offsets.
+"""The present groups and offsets in the logs of `__consumer_offsets`: the last record of each key.
 
 Rules:
 - All that readers may see counts, up to the high watermark: an open transaction hides no commit behind it.
@@ -41,7 +41,7 @@ Row = tuple[int, bytes, bytes | None]
 
 
 class StoredGroups:
-    """What a reading found. offsets: group -> topic -> partition. groups: group -> its last record, of the classic
+    """The result of a reading. offsets: group -> topic -> partition. groups: group -> its last record, of the classic
     protocol. consumers: group -> the last records of a group of the consumer protocol, by kind and name.
 
     not_understood: how many records were left out. unstable: group -> producer id -> (topic, partition) -> what an open
@@ -183,7 +183,9 @@ def _latest_of_committed(
 
 
 def stored_groups(logs: Iterable[LogReader]) -> StoredGroups:
-    """What all partitions of the topic say. Raises what reading raises: without one of them groups would be missed."""
+    """The result for all partitions of the topic. Raises what reading raises: without one of them groups would be
+    missed.
+    """
     found = StoredGroups()
     for log in logs:
         latest, undecided = latest_records(log)

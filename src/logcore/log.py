@@ -341,7 +341,7 @@ class Log(LogReader):
 
     @property
     def recovery_report(self) -> recovery.RecoveryReport | None:
-        """What opening found and mended; None for a log opened read-only."""
+        """The report of opening: what it found and repaired; None for a log opened read-only."""
         if self._writer is None:
             return None
         return self._writer.report

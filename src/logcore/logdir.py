@@ -6,8 +6,8 @@ Rules:
 - All methods may be called from several threads; one lock orders what changes topics or opens logs.
 
 Topics are kept by directory/topics.py, open logs by directory/openlogs.py, and tick() is the work of
-directory/upkeep.py. This module appends and reads
-nothing itself (log.py), and starts no thread. consumer/ reads topics for members of a group.
+directory/upkeep.py. This module appends and reads nothing itself (log.py), and starts no thread. consumer/ reads topics
+for members of a group.
 """
 
 from __future__ import annotations
@@ -33,10 +33,7 @@ from logcore.directory.incidents import Incidents
 from logcore.directory.openlogs import OpenLogs
 from logcore.directory.sharing import Sharing
 from logcore.directory.snapshots import take_snapshot
-from logcore.directory.topicfile import (
-    TopicEntry,
-    new_id,
-)
+from logcore.directory.topicfile import TopicEntry, new_id
 from logcore.directory.topics import TopicDescription as TopicDescription  # noqa: PLC0414 -- others import it from here
 from logcore.directory.topics import TopicRegistry
 from logcore.directory.upkeep import Upkeep, Upkeeper, high_watermarks
@@ -80,7 +77,7 @@ from logcore.recordbatch import time_ms
 from logcore.table import TopicTable
 from logcore.topic import Order, Position, Topic
 
-if TYPE_CHECKING:  # what only some use is imported where it is used: everybody waits for `import logcore`
+if TYPE_CHECKING:  # imported in the methods that use them: every user waits for `import logcore`
     from logcore.consumer.consumer import Consumer
     from logcore.consumer.simple import SimpleConsumer
     from logcore.consumer.streams import Connector
@@ -113,7 +110,7 @@ def open_dir(
 ) -> LogDir:
     """Opens a directory of partitions, such as data with data/orders-0 and data/orders-1 in it.
 
-    create: make it if it is not there. read_only: take no lock and write nothing; works beside a running writer.
+    create: make it if it does not exist. read_only: take no lock and write nothing; works beside a running writer.
     config: settings by Kafka's names for topics that do not set them. durability: of all its logs; see Durability.
     upkeep: limits of the directory, and how tick() keeps them. on_corruption: of each of its logs; see logcore.open().
     on_incident: called, in the thread at work, when something fails in work that no caller waits for; each kind the
@@ -138,7 +135,9 @@ def open_dir(
         check_kind(fs, real, create=create)
     if read_only and shared:
         raise InvalidConfigError("read_only=True works beside any writer; shared=True is for those who write")
-    claim = None if read_only else claim_directory(fs, real, _MEMBER, shared=shared)
+    claim = None
+    if not read_only:
+        claim = claim_directory(fs, real, _MEMBER, shared=shared)
     try:
         return LogDir(
             fs, real, claim, dict(config or {}), defaults, policy, upkeep or Upkeep(), on_corruption, on_incident
@@ -179,7 +178,7 @@ class LogDir:
         self.given_config = given
         self._make_locks()
         self._partitioners: dict[str, Partitioner] = {}  # of topics that were appended to; see append()
-        self._closed = True  # until it is open, there is nothing to close
+        self._closed = True  # until _begin() has opened it, close() and __del__ have nothing to do
         self._producer_ids = ProducerIds(fs, path)
         self._incidents = Incidents(fs, on_incident)
         self._registry = TopicRegistry(fs, path, self, claim, self._incidents, given)
@@ -188,15 +187,20 @@ class LogDir:
         self._coordinators = Coordinators(fs, claim)
         self.has_coordinator = False
         self._forks = fs.forks
-        fs.after_fork(self._make_locks)  # a thread of the parent may hold one, and is not there in the child
+        fs.after_fork(self._make_locks)  # a thread of the parent may hold one, and does not exist in the child
         self._sharing = Sharing(fs, self, claim, self._registry, self._incidents)
-        with contextlib.nullcontext(False) if claim is None else claim.alone() as finishes:
-            self._begin(finishes)
+        if claim is None:
+            self._begin(finishes=False)
+        else:
+            with claim.alone() as is_alone:
+                self._begin(finishes=is_alone)
 
-    def _begin(self, finishes: bool) -> None:
-        """finishes: what a crash left half done, because no other process has the directory open for writing."""
+    def _begin(self, *, finishes: bool) -> None:
+        """finishes: ends what a crash left half done, because no other process has the directory open for writing."""
         claim = self._claim
-        with contextlib.nullcontext() if claim is None else claim.changing():
+        with contextlib.ExitStack() as turn:
+            if claim is not None:
+                turn.enter_context(claim.changing())
             self._identity = Identity(self._fs, self.path, can_write=claim is not None)
             if finishes:
                 self._registry.finish_interrupted()
@@ -210,7 +214,7 @@ class LogDir:
             for path in applying.damaged(self._fs, self.path):
                 error = CorruptLogError("the manifest of a staged write is damaged", path=path)
                 self._incidents.met("staging", path, error)
-            # A write that cannot be carried out now waits; others do not wait for it.
+            # A staged write that fails now is tried again by tick(); the directory opens without it.
             with self._incidents.going_on("staging", self.path):
                 applying.apply_ready(self._fs, self)
 
@@ -255,8 +259,10 @@ class LogDir:
     def _shown(self, topic: TopicEntry) -> str:
         """A topic with the number of its offsets, as far as that is known without a look at the disk."""
         logs = [self.opened(topic.name, number) for number in topic.numbers]
+        if None in logs:
+            return topic.name
         count = sum(log.high_watermark - log.log_start_offset for log in logs if log is not None)
-        return topic.name if None in logs else f"{topic.name}: {count} offsets"
+        return f"{topic.name}: {count} offsets"
 
     def _repr_html_(self) -> str | None:
         """A table of the topics; None, for which a notebook shows the text form, once the directory is closed."""
@@ -405,10 +411,10 @@ class LogDir:
     def fork(self, topic: str, at_offset: int | Mapping[int, int] | None, new_topic: str) -> None:
         """Makes a topic that has another's records below an offset, with the same offsets, partitions and settings.
 
-        at_offset: for each partition or for all of them; None for all that is there now. Sealed segments are hard links
-        and take no room until one of the two drops them. From there on each goes its own way. The new topic is there,
-        whole, or not at all. Errors as create_topic(), and OffsetOutOfRangeError outside [log start, high watermark] of
-        a partition.
+        at_offset: for each partition or for all of them; None for its high watermark. Sealed segments are hard links
+        and take no room until one of the two topics deletes them. Later appends to one topic do not change the other.
+        The new topic exists whole or not at all. Errors as create_topic(), and OffsetOutOfRangeError outside
+        [log start, high watermark] of a partition.
         """
         with self._lock:
             self._check_alone("fork()")
@@ -418,21 +424,22 @@ class LogDir:
             if source.numbers != tuple(range(len(source.numbers))):
                 raise InvalidConfigError("the topic has gaps in its partition numbers", found=str(source.numbers))
             self.create_topics({new_topic: (made.count, made.overrides)}, check_only=True)
-            offsets = {
-                number: at_offset.get(number) if isinstance(at_offset, Mapping) else at_offset
-                for number in source.numbers
-            }
+            offsets: dict[int, int | None]
+            if isinstance(at_offset, Mapping):
+                offsets = {number: at_offset.get(number) for number in source.numbers}
+            else:
+                offsets = dict.fromkeys(source.numbers, at_offset)
             fork_topic(
                 self._fs, self._registry, self._incidents, made, lambda number: self.partition(topic, number), offsets
             )
 
     def snapshot(self, path: str | os.PathLike[str]) -> None:
-        """A copy of the whole directory, at a path where there is nothing yet: a backup that opens as it is.
+        """Copies the whole directory to a path where nothing exists yet: a backup that opens as it is.
 
-        Each partition up to its high watermark, one after the other; sealed segments are hard links where that is
-        possible. Group offsets are records of a topic and are in it. It is made beside the path, under a name that ends
-        in `-partial`, and is there when it is whole. Raises InvalidConfigError when there is something at the path, and
-        what reading and writing raise.
+        Each partition is copied up to its high watermark, one after the other; sealed segments are hard links if
+        possible. Group offsets are records of a topic and are copied too. The copy is made beside the path, under a
+        name that ends in `-partial`, and renamed when it is whole. Raises InvalidConfigError when something exists at
+        the path, and what reading and writing raise.
         """
         target = self._fs.real_path(check_path(path))
         with self._lock:
@@ -470,7 +477,9 @@ class LogDir:
             self._check_writable()
             with self._sharing.changing():
                 topic = self._topic(name)
-                for number in topic.numbers:  # what somebody else in this process has open is not taken from under them
+                # A partition that was opened in this process by logcore.open() is not deleted under its user:
+                # claiming it fails then.
+                for number in topic.numbers:
                     if self.opened(name, number) is None:
                         member = partition_name(name, number)
                         claims.callback(self._fs.lock(self.path, member, shared=self.is_shared).release)
@@ -482,7 +491,8 @@ class LogDir:
             claims.close()
             with self._sharing.changing():
                 self._registry.finish_deleting()
-        # A new topic of that name begins without them. Not under the lock, which groups take while theirs is held.
+        # Groups forget their offsets: a new topic of that name begins without them. Not under the lock of the
+        # directory, which groups take while they hold theirs.
         if self._coordinators.has_groups or (OFFSETS_TOPIC in self and not self.has_coordinator):
             with self._incidents.going_on("deletion", OFFSETS_TOPIC):
                 self._coordinators.groups(self).forget_topics({name})
@@ -786,7 +796,7 @@ class LogDir:
 
     @property
     def was_clean(self) -> bool:
-        """Whether the last writer closed the directory in good order; if not, opening its logs checks their ends."""
+        """Whether the last writer closed the directory cleanly; if not, opening its logs checks their ends."""
         return self._claim is None or self._claim.is_clean
 
     def open_logs(self) -> dict[tuple[str, int], Log]:
@@ -794,10 +804,10 @@ class LogDir:
         return self._logs.all_open()
 
     def incidents(self) -> tuple[Incident, ...]:
-        """What failed since the directory was opened in work that no caller waits for, such as tick(); newest last.
+        """Errors since the directory was opened in work that no caller waits for, such as tick(); newest last.
 
         Damage met by compaction or retention, files that could not be removed, staged writes that could not be carried
-        out. The same is told to the loggers `logcore.<work>`. At most a hundred kinds are kept.
+        out. They are also reported to the loggers `logcore.<work>`. At most a hundred kinds are kept.
         """
         return self._incidents.all()
 
@@ -807,7 +817,7 @@ class LogDir:
         """Does what is due, a bounded piece of it: syncs and rolls by time, checkpoints, writes that Spark published.
 
         now_ms: the wall clock, taken from the system when None. Call it from a timer, a few times a second. A log that
-        an earlier error has poisoned is passed over; its next append tells its user.
+        an earlier error has poisoned is passed over; its next append raises the error.
         """
         claim = self._check_writable()
         self.refresh()
@@ -817,6 +827,7 @@ class LogDir:
         if self._registry.deleting:
             with self._lock, self._incidents.going_on("deletion", ", ".join(sorted(self._registry.deleting))):
                 self._registry.finish_deleting()
+        # In this order, until one of them has taken the time of a tick.
         if not self._upkeeper.visit_open(wall_ms):
             return
         with self._incidents.going_on("transactions", self.path):
@@ -824,7 +835,7 @@ class LogDir:
         if not self.is_shared:
             from logcore.staging import applying
 
-            with self._incidents.going_on("staging", self.path):  # the publisher is told
+            with self._incidents.going_on("staging", self.path):  # the publisher finds the refusal too
                 if applying.apply_ready(self._fs, self, most=1):
                     return
         if self.is_shared and claim.takes_care():
@@ -841,7 +852,7 @@ class LogDir:
     # -- rot -----------------------------------------------------------------------------------------------------
 
     def scrub(self) -> list[ScrubReport]:
-        """Looks at every byte of all partitions, and says what is damaged; a report for each. See Log.scrub().
+        """Checks every byte of all partitions, and returns a report for each. See Log.scrub().
 
         A partition that cannot be opened because it is damaged has a report too.
         """

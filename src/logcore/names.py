@@ -114,7 +114,7 @@ def is_deleted_partition(name: str) -> bool:
 
 
 def unfinished(path: str) -> str:
-    """Where the copy of a partition is made until it is whole; cut in front where no file system takes the name."""
+    """The name of a partition's copy until it is whole; cut in front if it is too long for a file system."""
     directory, name = os.path.split(path)
     return os.path.join(directory, name[-(_NAME_BYTES - len(UNFINISHED)) :] + UNFINISHED)
 
@@ -139,7 +139,7 @@ def file_name(base_offset: int, suffix: str) -> str:
 
 
 def parse_file_name(name: str) -> FileName | None:
-    """What the name of a segment's file, or of a snapshot, says; None for other files."""
+    """The parts of the name of a segment's file, or of a snapshot; None for other files."""
     living = without_state(name)
     suffix = living[20:]
     base_offset = None
@@ -195,7 +195,7 @@ def quarantine_name(base_offset: int, position: int, number: int = 0) -> str:
 
 
 def quarantined_position(name: str) -> int | None:
-    """Where in its segment the content of a quarantine file lay, None for other files."""
+    """The position in its segment of the content of a quarantine file, None for other files."""
     parts = name.split(".")
     if not name.endswith(QUARANTINE) or not parts[1].isdecimal():
         return None

@@ -1,4 +1,4 @@
-"""What the library tells of by itself: log lines for those who listen, incidents for those who ask.
+"""Reports of the library: log lines, and incidents for callers that ask for them.
 
 Rules:
 - Loggers are those of the standard library, named `logcore` and `logcore.<area>`; silent until a handler is added.

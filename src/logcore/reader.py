@@ -425,7 +425,7 @@ class LogReader:
         return segments, visible
 
     def _sound_end(self, segment: Segment, visible: int) -> int:
-        """Where a segment ends, if what it says of its largest timestamp needs no walk over its batches, else -1.
+        """The end of a segment, if its largest timestamp is known without a walk over its batches, else -1.
 
         Raises CorruptBatchError when the growing segment is damaged below the high watermark.
         """
@@ -474,7 +474,7 @@ class LogReader:
         up_to: Literal["high_watermark", "log_end"] = "high_watermark",
         cursor: Cursor | None = None,
     ) -> Stretch:
-        """What lies between two offsets, as the log is now. Raises OffsetOutOfRangeError, LogClosedError."""
+        """The stretch between two offsets, as the log is now. Raises OffsetOutOfRangeError, LogClosedError."""
         self._check_open()
         start = _as_offset(start, "start")
         if isolation not in ("read_uncommitted", "read_committed"):
@@ -525,7 +525,7 @@ _Waiting = Callable[[contextlib.ExitStack, "Sequence[Tailed]", "float | None"], 
 
 
 def span_of(log: LogReader, start: int | None, end: int | None, isolation: Isolation) -> Span:
-    """What a scan reads of a log. Errors as read()."""
+    """The part of a log that a scan reads. Raises the same errors as read()."""
     if start is None:
         first = log._state.log_start
     else:
@@ -550,7 +550,7 @@ def record_lists(
     max_bytes: int | None = None,
     cursor: Cursor | None = None,
 ) -> Iterator[list[Record]]:
-    """What LogReader.read() gives, in lists of some hundred records. Errors as there.
+    """The records of LogReader.read(), in lists of some hundred. Raises the same errors.
 
     cursor: where the reading before ended, which spares this one the search for its place.
     """
@@ -560,7 +560,7 @@ def record_lists(
 def placed_records(
     log: LogReader, start: int, end: int, topic: str, partition: int, *, isolation: Isolation
 ) -> Iterator[TopicRecord]:
-    """What LogReader.read() gives, with the topic and partition. Errors as there."""
+    """The records of LogReader.read(), with the topic and partition. Raises the same errors."""
     lists = log._stretch(start, end, isolation).placed_lists(topic, partition)
     return itertools.chain.from_iterable(lists)
 

@@ -366,7 +366,7 @@ class RecordBatch:
         return legacy.decode(self.data, max_size=max_size, path=self.path, position=self.position)
 
     def _bases(self) -> tuple[int, int, int | None]:
-        """What the kernels add to the deltas of records: base offset, base timestamp, and the time of all of them under
+        """The values that kernels add to the deltas of records: base offset, base timestamp, and the time of all under
         LogAppendTime.
         """
         append_time_ms = None
@@ -416,7 +416,7 @@ def read_batches(data: Buffer, *, path: str | None = None) -> Iterator[RecordBat
 
 
 def compressor(codec: Codec, config: LogConfig) -> Callable[[Buffer], bytes] | None:
-    """What the encoder calls on each batch's records; None for no compression."""
+    """A function that the encoder calls on each batch's records; None for no compression."""
     if codec is Codec.NONE:
         return None
     levels = {

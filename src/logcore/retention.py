@@ -57,8 +57,8 @@ class SegmentFacts:
 
 @attrs.frozen(kw_only=True)
 class PartitionFacts:
-    """What a policy is told. segments: all of them, the active one last. committed: consumer group -> the offset it
-    will read next in this partition, as far as the owner of the log knows.
+    """The facts by which a policy decides. segments: all of them, the active one last. committed: consumer group -> the
+    offset it will read next in this partition, as far as the owner of the log knows.
     """
 
     segments: Sequence[SegmentFacts]

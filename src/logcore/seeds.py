@@ -55,7 +55,7 @@ _NUMBERS: Final = ("linger_ms", "batch_records", "queue_size", "enqueue_timeout_
 
 
 class Directory(Protocol):
-    """What is asked of the LogDir."""
+    """The methods of a LogDir that are used here."""
 
     def producer(self, *, config: Mapping[str, object] | None = None, **settings: Any) -> PlainProducer: ...
     def partitions(self, name: str) -> tuple[int, ...]: ...
@@ -68,7 +68,7 @@ class Partitioner(Protocol):
 
 
 class ProducerData(NamedTuple):
-    """What is sent to one topic under one key. data: a value, or a list of values."""
+    """Values for one topic under one key. data: a value, or a list of values."""
 
     topic: str
     key: Any

@@ -49,7 +49,7 @@ class _Waiting:
 
 
 class Settling:
-    """What waits for the disk, in the order of its appends. lock: see above; reentrant."""
+    """Appends that wait for the disk, in their order. lock: see above; reentrant."""
 
     def __init__(self, lock: AbstractContextManager[object]) -> None:
         self._lock = lock

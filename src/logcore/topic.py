@@ -32,7 +32,7 @@ Order = Literal["partition", "time"]
 
 
 class Directory(Protocol):
-    """What a topic asks of the LogDir that it is in."""
+    """The methods of a LogDir that its topics use."""
 
     path: str
 
@@ -181,7 +181,7 @@ class Topic:
     def record_lists(
         self, start: Position | None, end: Position | None, partitions: Iterable[int] | None
     ) -> Iterator[list[TopicRecord]]:
-        """What read() gives, in lists of some hundred records. Errors as there."""
+        """The records of read(), in lists of some hundred. Raises the same errors."""
         chosen: list[tuple[int, Iterator[list[Record]]]] = []
         for number, log in self._logs(partitions, start, end):
             first, last = _bounds(number, log, start, end)

@@ -1,4 +1,4 @@
-"""What the logs of `__transaction_state` say now: how each transactional id stands.
+"""The present state of each transactional id, by the logs of `__transaction_state`.
 
 A record of another form is an error, since a transaction that was passed over would stay open for ever. The bytes of a
 record are read in format/transactionrecords.py; what follows from them is decided in logcore.coordination.

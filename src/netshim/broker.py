@@ -163,7 +163,7 @@ class Broker:
                 self.state.journal.refused(call, api.name, code, message)
 
     def _later(self, api: wire.Api[Any, Any], version: int, correlation_id: int, value: object) -> object:
-        """What an Answer to a request has in it: the response, None for no response, or that the connection ends."""
+        """The content of an Answer: the response, None for no response, or an error that ends the connection."""
         if value is None or isinstance(value, CloseConnection):
             return value
         return self._encode(api, version, correlation_id, value)

@@ -36,11 +36,11 @@ _LEAST_RATE_BYTES: Final = 1_024 * 30
 
 
 def _do_nothing() -> None:
-    """What a closed connection calls instead of its host."""
+    """Called by a closed connection instead of its host."""
 
 
 def _answer_nothing(frame: memoryview, now_ms: int) -> Reply:
-    """What a closed connection has instead of a handler of frames."""
+    """The handler of frames of a closed connection."""
     return None
 
 
@@ -363,7 +363,9 @@ class Connection:
             self.unsent_bytes += len(piece)
 
     def take(self, max_bytes: int = _SEND_BYTES) -> Piece | None:
-        """What to send next, at most max_bytes: a view of a large piece, or small ones joined; None after the last."""
+        """The bytes to send next, at most max_bytes: a view of a large piece, or small ones joined; None after the
+        last.
+        """
         outgoing = self._outgoing
         if not outgoing:
             return None

@@ -3,9 +3,9 @@
 Rules:
 - Every effect is carried out here: replies call their waiters, records go to `__consumer_offsets`, timers to the state.
 - Effects are carried out in the order in which the transitions happened, also when one of them causes the next.
-- What is stored is read once, before anything else is asked.
+- What is stored is read once, before any request is carried out.
 
-Not here: what happens in a group (logcore.coordination), the shapes of requests and codes (handlers/group.py).
+Not here: the transitions of a group (logcore.coordination), requests and codes (handlers/group.py).
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def _new_id() -> str:
 
 
 def group_rules(settings: Settings) -> Rules:
-    """What groups have to keep to, by the broker's settings."""
-    # Who sets a short session does not have to think of what has to be shorter still.
+    """The limits and delays of groups, from the broker's settings."""
+    # A third of the session at most, so that setting a short session is enough.
     interval_ms = min(settings.group_consumer_heartbeat_interval_ms, settings.group_consumer_session_timeout_ms // 3)
     return Rules(
         min_session_timeout_ms=settings.min_session_timeout_ms,
@@ -86,7 +86,7 @@ def group_rules(settings: Settings) -> Rules:
 
 
 def news_of(effect: Effect) -> tuple[str, str, tuple[object, ...]] | None:
-    """What people may want to know of a group: (kind, text, its values); None for what is no news."""
+    """A log line about a group: (kind, text, its values); None for an effect that is none of these events."""
     match effect:
         case GroupFormed() as formed:
             text = "group %s formed: generation %d, %d members, %s"
@@ -128,9 +128,9 @@ class Groups:
         self._timers: dict[tuple[Group, Timeout], int] = {}  # tokens of the broker's timers
         self._effects: deque[Effect] = deque()  # not carried out yet
         self._is_acting = False
-        self._now_ms = 0  # the latest time heard of, for what happens when a disk is done
+        self._now_ms = 0  # of the latest call, for effects of work that the disk has finished
         self._is_loaded = False
-        self._loading: list[Failed] | None = None
+        self._loading: list[Failed] | None = None  # callers of load() that wait; None when it is not under way
 
     # -- effects
 
@@ -193,7 +193,7 @@ class Groups:
     def when_known(
         self, handle: Callable[[], T | Answer], refuse: Callable[[GroupError], T], now_ms: int
     ) -> T | Answer:
-        """What handle() returns, once what is stored is known; refuse(error) where it cannot be read."""
+        """The result of handle(), once the stored groups are known; refuse(error) if they cannot be read."""
         if self._is_loaded:
             return handle()
         answer = Answer()
@@ -222,8 +222,8 @@ class Groups:
                 self._have_loaded(None)
 
     def _read(self) -> None:
-        """Takes over what the topic says now. Beside the loop, which a million offsets would hold for long; nothing
-        else is asked of the coordinator meanwhile. Raises LogcoreError.
+        """Takes over the records of the topic. In another thread, because a million offsets would hold up the loop for
+        long; the coordinator is used by no other thread meanwhile. Raises LogcoreError.
         """
         found = self._topic.read()
         self._coordinator.take(found.groups, found.offsets, found.unstable, found.consumers)
@@ -320,7 +320,7 @@ class Groups:
         self._coordinator.transaction_ended(producer_id, commit=commit)
 
     def delete_offsets(self, group_id: str, keys: Sequence[OffsetKey], now_ms: int, done: Failed) -> None:
-        """Of a group that there is."""
+        """Deletes offsets of an existing group."""
         self._hear(now_ms)
         group = self._coordinator.get(group_id)
         assert group is not None, group_id
@@ -345,13 +345,13 @@ class Groups:
         self.load(now_ms, forget)
 
     def stop(self, now_ms: int) -> None:
-        """Answers all who wait for other members. What waits for the disk is answered when that is done."""
+        """Answers all requests that wait for other members. Those that wait for the disk are answered by it."""
         self._hear(now_ms)
         self._act(self._coordinator.stop())
 
 
 def _tell(waiter: Any, result: Result) -> None:
-    """Calls one who waits; an error of it is not for the others whose effects come next."""
+    """Calls a waiter. An error of it must not keep the next effects from being carried out."""
     try:
         waiter(result)
     except Exception:

@@ -1,9 +1,9 @@
-"""What a broker logs of its clients: what happened, and what it refused and why, however often they ask.
+"""The log lines of a broker about its clients: changes they made, and requests it refused.
 
 Rules:
-- Lines of one kind are said a few times a minute; then it is said how many more there were. A client that is refused
-  in a loop fills no disk.
-- What comes from a client is shown as repr() and cut, so that it can forge no line.
+- Lines of one kind are written a few times a minute, then a line with the number of the others. A client that is
+  refused in a loop does not fill the disk.
+- Text from a client is shown as repr() and cut, so that it cannot forge a line.
 
 This module reads no clock: the time comes with each call.
 """
@@ -27,7 +27,7 @@ _CHANGES: Final = 200
 _KINDS: Final = 1_000
 _TEXT_CHARACTERS: Final = 200
 
-#: What a client meets in the course of things: it asks again, or elsewhere.
+#: Codes of normal operation: the client asks again, or elsewhere.
 _ORDINARY: Final = frozenset(
     {
         codes.NONE,
@@ -43,7 +43,7 @@ _ORDINARY: Final = frozenset(
 
 
 def shown(text: object) -> str:
-    """What a client sent, for a line of the log."""
+    """Text from a client, for a line of the log."""
     whole = repr(text)
     if len(whole) <= _TEXT_CHARACTERS:
         return whole
@@ -51,7 +51,7 @@ def shown(text: object) -> str:
 
 
 class Asked(Protocol):
-    """What the journal says of a request; state.Call is one."""
+    """The facts of a request that the journal writes; state.Call is one."""
 
     @property
     def session(self) -> Session: ...
@@ -99,19 +99,22 @@ class Journal:
 
     def refused(self, call: Asked, api: str, code: int, message: str | None) -> None:
         """A request, or a part of one, was answered with an error."""
-        if code not in _ORDINARY:
-            self.say(
-                logging.WARNING,
-                f"refused {api} {code}",
-                call.now_ms,
-                "%s v%d of client %s at %s refused: %s%s",
-                api,
-                call.version,
-                shown(call.client_id),
-                call.session.peer,
-                codes.name(code),
-                f", {message}" if message else "",
-            )
+        if code in _ORDINARY:
+            return
+        why = codes.name(code)
+        if message:
+            why = f"{why}, {message}"
+        self.say(
+            logging.WARNING,
+            f"refused {api} {code}",
+            call.now_ms,
+            "%s v%d of client %s at %s refused: %s",
+            api,
+            call.version,
+            shown(call.client_id),
+            call.session.peer,
+            why,
+        )
 
     def changed(self, call: Asked, topic: str | None, what: str) -> None:
         """A client changed a topic."""

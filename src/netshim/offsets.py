@@ -70,7 +70,7 @@ class OffsetsTopic:
 
 
 def _error_of(group_id: str, error: Exception) -> GroupError:
-    """What clients take for a reason to try again, except for records that will never fit."""
+    """An error that makes clients try again, except for records that will never fit."""
     _log.error("%s: a record of group %r was not stored: %s", OFFSETS_TOPIC, group_id, error)
     if isinstance(error, RecordTooLargeError):
         return GroupError.RECORD_TOO_LARGE

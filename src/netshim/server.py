@@ -62,7 +62,7 @@ _UNSYNCED_BYTES: Final = 64 << 20
 
 
 class Clock(Protocol):
-    """Where a server takes its time from. The disk is one, so that a simulated disk brings its own time."""
+    """The clock of a server. A disk is one, so that a simulated disk has its own time."""
 
     def now_ms(self) -> int:
         """The wall clock, for the age of records."""
@@ -184,7 +184,7 @@ class _Peer(asyncio.BufferedProtocol):
 
     @property
     def unread_bytes(self) -> int:
-        """What the client was sent, or is to be sent, and has not read."""
+        """Bytes sent to the client, or to be sent, that it has not read."""
         return self.transport.get_write_buffer_size() + self.connection.unsent_bytes
 
     def pace(self) -> None:
@@ -270,7 +270,7 @@ class Server:
         self._config = config
         self._fs = fs
         self._clock: Clock = fs if clock is None else clock
-        # What the wall clock showed when the monotonic clock showed 0; see now_ms().
+        # The wall clock's time when the monotonic clock was 0; see now_ms().
         self._epoch_ms = self._clock.now_ms() - self._clock.monotonic_ms()
         self._peers: set[_Peer] = set()
         self._addresses: Counter[str] = Counter()
@@ -437,7 +437,7 @@ class Server:
         self._timer = self.loop.call_later(delay_s, self._tick)
 
     def _tick_broker(self) -> None:
-        """What the broker itself wants to be called for, which may be more often than the rest."""
+        """Calls the broker when its own timers are due, which may be more often than the rest."""
         try:
             self.broker.tick(self.now_ms())
         except Exception:
@@ -537,7 +537,7 @@ class ServerThread:
         return f"<ServerThread {self.server!r}>"
 
     def call(self, function: Callable[[], _T]) -> _T:
-        """What function() returns, called in the broker's thread: nothing else happens in the broker meanwhile.
+        """The result of function(), called in the broker's thread: nothing else happens in the broker meanwhile.
 
         For what is in `server.broker`, which no other thread may touch. Raises what it raises, and RuntimeError when
         the broker has stopped.

@@ -1,4 +1,4 @@
-"""What a broker knows of one connection as long as it lasts, beyond the bytes that came over it.
+"""The facts of one connection that a broker keeps while it lasts.
 
 Each request carries its session in `Call.session`. Nothing here knows a protocol or a socket: connection.py cuts the
 bytes into frames, broker.py answers them.

@@ -2,10 +2,10 @@
 processes are members of the same groups, and their transactions are decided in one place.
 
 Rules:
-- What is decided is a step of logcore.consumer.sharedgroups and of logcore.producer.coordinator, which may wait for
-  other processes and for the disk. So a request takes its turn beside the loop, with its handler.
-- Callers are told in the broker's thread, as everywhere.
-- A member that waits for others is told by whichever process answers it. So, while one waits, it is looked often.
+- A decision is a step of logcore.consumer.sharedgroups or of logcore.producer.coordinator, which may wait for other
+  processes and for the disk. So a request takes its turn in another thread, with its handler.
+- Callers are answered in the broker's thread, as everywhere.
+- Any process may answer a member that waits for others. So, while a member waits, the broker looks often.
 - Members of the broker's clients live as long as the broker's session, and end with it.
 
 Not here: groups of the consumer protocol (KIP-848), which a broker that shares its directory does not serve.
@@ -61,11 +61,11 @@ _LATER_MS: Final = 50
 
 @attrs.define
 class _Wait:
-    """Who waits for an answer. deliver: called in the broker's thread once it is there."""
+    """A client that waits for an answer. deliver: called with it in the broker's thread."""
 
     answer: process_groups.Answer
     deliver: Callable[[Any], None]
-    refusal: Any  # what is told where it does not come
+    refusal: Any  # to deliver if the broker stops before
 
 
 class GroupsBesideOthers:
@@ -85,7 +85,7 @@ class GroupsBesideOthers:
     def when_known(
         self, handle: Callable[[], _T | Answer], refuse: Callable[[GroupError], _T], now_ms: int
     ) -> _T | Answer:
-        """What handle() returns, called in a turn of its own; refuse(error) where the groups cannot be asked now."""
+        """The result of handle(), called in a turn of its own; refuse(error) if the groups cannot be read now."""
         self._now_ms = max(self._now_ms, now_ms)
         answer = Answer()
 
@@ -116,9 +116,7 @@ class GroupsBesideOthers:
         return self._groups
 
     def _settle(self) -> None:
-        """In the broker's thread, after a turn: tells who waited, and sees to it that those who still do are looked
-        after.
-        """
+        """In the broker's thread, after a turn: delivers answers that have come, and sets a timer for the others."""
         outcomes = self._outcomes[:]
         del self._outcomes[: len(outcomes)]
         for outcome in outcomes:
@@ -353,7 +351,7 @@ class TransactionsBesideOthers:
 
 
 def _error_of(error: Exception) -> GroupError:
-    """What clients take for a reason to try again, but for what no registry holds."""
+    """An error that makes clients try again, except for requests that no registry can hold."""
     if isinstance(error, NodeTooLargeError):
         return GroupError.RECORD_TOO_LARGE
     if isinstance(error, InvalidNodeError):
@@ -362,7 +360,7 @@ def _error_of(error: Exception) -> GroupError:
 
 
 def _tell(done: Callable[[Any], None], result: Any) -> None:
-    """Calls one who waits; an error of it is not for the others."""
+    """Calls a waiter. An error of it must not keep others from their answers."""
     try:
         done(result)
     except Exception:

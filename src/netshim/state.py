@@ -1,4 +1,4 @@
-"""What a broker knows while it runs: which log a request means, when it is open, and in which order work is done.
+"""The state of a running broker: finds and opens the logs of requests, and orders the work on them.
 
 Rules:
 - One thread. Everything here is called from the broker's thread, except the work given to `submit`.
@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 
 @attrs.frozen
 class Call:
-    """What a handler may know of a request beside its body."""
+    """The facts of a request that a handler may use beside its body."""
 
     session: Session
     api_key: int
@@ -50,23 +50,23 @@ class _InLine:
         self.start = start
 
 
-#: Work that may wait for the disk, and who is told its result or exception.
+#: Work that may wait for the disk, and the function to call with its result or exception.
 _Turn = tuple[Callable[[], Any], Callable[[Any], None]]
 #: Most turns of one key that one thread takes before others have theirs.
 _TURNS_AT_ONCE: Final = 64
-#: How often it is looked whether others have appended, at most; what a look at one partition costs, and the part of a
-#: processor that this may take.
+#: How often to look whether other processes have appended, at most; the cost of looking at one partition; and the part
+#: of a processor that all looks may take.
 _FOLLOW_MS: Final = 5
 _LOOK_MS: Final = 0.01
 _LOOK_PART: Final = 0.02
 #: The topic id that stands for none.
 NO_ID: Final = bytes(16)
-#: The turn of those who open logs: one at a time, for the directory has one lock.
+#: The turn for opening logs: one at a time, for the directory has one lock.
 _OPENING: Final = "opening"
 
 
 def _outcome(work: Callable[[], Any]) -> Any:
-    """What work gives, or its error."""
+    """The result of work(), or its error."""
     try:
         return work()
     except Exception as error:
@@ -90,11 +90,11 @@ class State:
         self.groups: Any = None  # set by the broker; groups know the state, not the other way round
         self.transactions: Any = None  # the same
         self._follows = False  # whether a timer will look at partitions that others append to
-        self._names: dict[bytes, str] = {}
-        self._visible: dict[tuple[str, int], int] = {}
-        self._turns: dict[Hashable, deque[_Turn]] = {}  # that wait; a key is there while one of its turns is under way
+        self._names: dict[bytes, str] = {}  # topic id -> name, as of the last look
+        self._visible: dict[tuple[str, int], int] = {}  # high watermarks as of the last wake_readers()
+        self._turns: dict[Hashable, deque[_Turn]] = {}  # that wait; a key exists while one of its turns is under way
         self._lines: dict[Key, deque[_InLine]] = {}  # requests that have not begun, see in_order()
-        self._next_in_line: deque[_InLine] = deque()  # those that none is in front of any more
+        self._next_in_line: deque[_InLine] = deque()  # those that are first in all their lines
         self._is_starting = False
         self._failures: Mapping[Key, LogcoreError] = {}  # of the logs that were opened for the call under way
 
@@ -112,7 +112,7 @@ class State:
             raise self._failures[key]
         if partition not in self.logdir.partitions(topic):
             raise TopicNotFoundError(f"topic {topic!r} has no such partition", found=partition)
-        raise LogFailedError("the log is to be opened again; try again")  # it failed a moment ago
+        raise LogFailedError("the log has failed and will be opened again; try again")  # since when_open() has looked
 
     def free_log(self, topic: str, partition: int) -> Log | None:
         """The log of a partition if it is open and sound, and no request and no work for it waits."""
@@ -155,7 +155,7 @@ class State:
             response: object
             try:
                 response = handle()
-            except Exception as error:  # nothing above us would tell the client
+            except Exception as error:  # called by a submitted job: no caller would pass it to the client
                 response = error
             finally:
                 self._failures = {}
@@ -172,8 +172,8 @@ class State:
         return answer
 
     def in_order(self, keys: Iterable[Key], handle: Callable[[], _T]) -> _T | Answer:
-        """As when_open(), and behind all earlier calls for one of the keys. One that waits for many logs would else be
-        overtaken by a later one that waits for none of them, or for fewer.
+        """As when_open(), and behind all earlier calls for one of the keys. Otherwise a call that waits for many logs
+        would be overtaken by a later one that waits for fewer.
         """
         those = list(dict.fromkeys(keys))
         if not any(key in self._lines or self._is_to_open(key) for key in those):
@@ -207,8 +207,8 @@ class State:
         self._start_first(behind)
 
     def _start_first(self, candidates: Iterable[_InLine]) -> None:
-        """Starts those of them that are the first in all their lines: one after the other, and not one inside the
-        other, for there may be hundreds.
+        """Starts those of them that are first in all their lines. One after the other in the loop below, and not one
+        inside the other: there may be hundreds, and each may start the next.
         """
         for one in dict.fromkeys(candidates):
             if all(self._lines[key][0] is one for key in one.keys):
@@ -224,7 +224,7 @@ class State:
             self._is_starting = False
 
     def in_background(self, work: Callable[[], Any]) -> Answer:
-        """The answer that will hold what work() gives, or its error."""
+        """The answer that will hold the result of work(), or its error."""
         answer = Answer()
         self.submit(work, answer.set)
         return answer
@@ -232,8 +232,8 @@ class State:
     def in_turn(self, key: Hashable, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
         """As submit, but one after the other for each key, in the order of the calls.
 
-        What has gathered is done in one go: a thread for each append of a client that pipelines them would cost more
-        than the appends.
+        Work that has gathered meanwhile is done together: a thread for each append of a client that pipelines them
+        would cost more than the appends.
         """
         turns = self._turns.get(key)
         if turns is not None:
@@ -267,8 +267,8 @@ class State:
     def open(self, topic: str, partition: int) -> Log:
         """Opens a log, which waits for the disk. Raises TopicNotFoundError and what opening raises.
 
-        A log that a failed write or sync has poisoned is opened again, which checks what is on disk; what was not
-        acknowledged may be gone from it.
+        A log that a failed write or sync has poisoned is opened again, which checks what is on disk; records that were
+        not acknowledged may be missing then.
         """
         log = self.logdir.partition(topic, partition)
         if self.is_shared:
@@ -293,7 +293,7 @@ class State:
         return None
 
     def appended(self, topic: str, partition: int, log: Log, end: int, now_ms: int) -> None:
-        """To be called after an append: lets those know who wait to read it, once it may be read."""
+        """To be called after an append: wakes fetches that wait for it, once it may be read."""
         key = topic, partition
         if log.high_watermark >= end:
             self.fetches.wake([key], now_ms)
@@ -301,8 +301,8 @@ class State:
             self.syncs.when_durable(log, end, lambda _: self.fetches.wake([key], now_ms))
 
     def follow(self, now_ms: int) -> None:
-        """Takes in what other processes have appended to the partitions that somebody waits for, and goes on doing so
-        while somebody does.
+        """Takes in what other processes have appended to the partitions that fetches wait for, and goes on doing so
+        while any fetch waits.
         """
         if not self.is_shared or self._follows:
             return
@@ -326,11 +326,13 @@ class State:
         self.fetches.wake([key], now_ms)
 
     def wake_readers(self, now_ms: int) -> None:
-        """Wakes those who wait for partitions that were appended to by others than the broker's clients."""
+        """Wakes fetches of partitions that were appended to by others than the broker's clients."""
         before = self._visible
         now = {}
         for key in self.fetches.waited_for():
+            now[key] = -1
             log = self.logdir.opened(*key)
-            now[key] = -1 if log is None else log.high_watermark
+            if log is not None:
+                now[key] = log.high_watermark
         self._visible = now
         self.fetches.wake([key for key, end in now.items() if before.get(key) != end], now_ms)

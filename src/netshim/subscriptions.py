@@ -1,4 +1,4 @@
-"""What groups of the consumer protocol may subscribe to: which topics there are, and what a regular expression means.
+"""The topics that groups of the consumer protocol may subscribe to, and the meaning of their regular expressions.
 
 Rules:
 - Regular expressions are RE2's, as with Kafka, and match a whole name. They come from clients: on Python's own engine

@@ -333,7 +333,7 @@ class Kafka:
         return sum(self._counts(topic).values())
 
     def _missing(self, call: str, topic: str, count: int, timeout: float, isolation: Isolation) -> str:
-        """What a wait that was in vain says."""
+        """The message of a wait that failed."""
         found = self.records(topic, isolation=isolation)
         counts = self._counts(topic)
         text = [

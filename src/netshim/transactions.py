@@ -1,16 +1,15 @@
 """The broker's coordinator of transactions: carries out what logcore.coordination.transactions decides.
 
 Rules:
-- A record goes to `__transaction_state` and is on disk before the coordinator hears of it, as far as the durability
-  policy has an append wait for the disk. What a loss of power may then leave open is aborted at the next start.
-- A marker goes to its partition behind all appends that were taken before it, and is as safe before the coordinator
-  hears of it. One in `__consumer_offsets` makes the offsets of its transaction count at once.
-- When a record could not be stored the coordinator is over. What it began is not gone on with, and another one loads
-  what is stored, behind all that waits for its turn.
+- A record goes to `__transaction_state`, and is on disk before the coordinator hears of it, if the durability policy
+  has an append wait for the disk. Under other policies the next start aborts what a power cut has left open.
+- A marker goes to its partition behind all appends that came before it, and is as safe before the coordinator hears of
+  it. A marker in `__consumer_offsets` makes the offsets of its transaction count at once.
+- When a record could not be stored, the coordinator ends. Its effects are dropped, and another one loads what is
+  stored, behind all work that waits for its turn.
 - What is stored is read when the broker begins, since there may be transactions to end.
 
-Not here: what a request means for a transaction (logcore.coordination), the shapes of requests and codes
-(handlers/transactions.py).
+Not here: how a request changes a transaction (logcore.coordination), requests and codes (handlers/transactions.py).
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ class TransactionHost:
         self._timers: dict[str, int] = {}  # tokens of the broker's timers
         self._effects: deque[tuple[Transactions, Effect]] = deque()  # not carried out yet
         self._is_acting = False
-        self._now_ms = 0  # the latest time heard of, for what happens when a disk is done
+        self._now_ms = 0  # of the latest call, for effects of work that the disk has finished
         self._is_loaded = False
         self._loading: list[Callable[[bool], None]] | None = None
         self._has_begun = False
@@ -257,8 +256,8 @@ class TransactionHost:
             done(TransactionError.COORDINATOR_NOT_AVAILABLE)
 
     def verified(self, who: tuple[str, int, int], partition: Partition, write: Callable[[], T]) -> T | TransactionError:
-        """What write() returns, or why a producer may not write to a partition now. who: transactional id, producer id
-        and epoch.
+        """The result of write(), or the reason why a producer may not write to a partition now. who: transactional id,
+        producer id and epoch.
         """
         if not self._is_loaded:
             return TransactionError.COORDINATOR_NOT_AVAILABLE
@@ -285,7 +284,7 @@ class TransactionHost:
         ).write()
 
     def stop(self, now_ms: int) -> None:
-        """Answers all who wait. What is on its way to the disk stays so, and is found by the next broker."""
+        """Answers all requests that wait. Records on their way to the disk are found by the next broker."""
         self._hear(now_ms)
         self._act(self._coordinator.end())
 
@@ -321,7 +320,7 @@ class Markers:
     def write(self) -> None:
         for partition in sorted(self._effect.partitions):
             if partition[0] == OFFSETS_TOPIC:
-                # Groups that were read before the marker was there and used after it would miss its offsets.
+                # Groups that are read before the marker is stored, and used after it, would miss its offsets.
                 self._state.groups.load(self._now_ms, partial(self._when_groups_are_known, partition))
             else:
                 self._when_open(partition)
@@ -335,7 +334,12 @@ class Markers:
     def _when_open(self, partition: Partition) -> None:
         answer = self._state.when_open([partition], lambda: self._enter(partition))
         if answer is not None:
-            answer.then(lambda result: self._settle(partition, result) if isinstance(result, Exception) else None)
+            answer.then(partial(self._opened, partition))
+
+    def _opened(self, partition: Partition, result: Any) -> None:
+        """_enter() has run once the log was open. An error of it is one of the partition."""
+        if isinstance(result, Exception):
+            self._settle(partition, result)
 
     def _enter(self, partition: Partition) -> None:
         """Takes the marker's place among the appends to the partition."""
@@ -348,7 +352,9 @@ class Markers:
         except LogcoreError as error:
             self._settle(partition, error)
             return
-        key: Any = topic if topic == OFFSETS_TOPIC else partition
+        key: Any = partition
+        if topic == OFFSETS_TOPIC:
+            key = topic  # commits to all its partitions take their turns together
         work = partial(self._append, log)
         then = partial(self._written, partition, log)
         if state.has_turns(key) or log.writer.may_wait(_MARKER_BYTES, self._now_ms, has_producer=True):
@@ -364,8 +370,10 @@ class Markers:
         effect = self._effect
         epoch = self._coordinator_epoch
         if epoch is None:
+            epoch = 0
             home = self._state.logdir.opened(TRANSACTIONS_TOPIC, 0)
-            epoch = 0 if home is None else home.leader_epoch
+            if home is not None:
+                epoch = home.leader_epoch
         return log.end_transaction(
             effect.producer_id,
             effect.producer_epoch,
@@ -395,14 +403,14 @@ class Markers:
             self._done(self._coordinator, frozenset(self._left))
 
     def _is_refused(self, error: Exception) -> bool:
-        """Whether a marker is not to be there, and no disk has failed."""
+        """Whether the log refuses the marker for good, so that it is not tried again."""
         if isinstance(error, InvalidRecordError):  # numbers that no producer has; only a client's request has them
             return self._coordinator is None
         return isinstance(error, TopicNotFoundError | InvalidProducerEpochError | CoordinatorFencedError)
 
 
 def _tell(waiter: Any, result: Result) -> None:
-    """Calls one who waits; an error of it is not for the others whose effects come next."""
+    """Calls a waiter. An error of it must not keep the next effects from being carried out."""
     try:
         waiter(result)
     except Exception:

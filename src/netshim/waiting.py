@@ -24,7 +24,7 @@ Submit = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 
 
 class CloseConnection(Exception):
-    """The connection is to be ended: what came over it is not our protocol, or no answer would be right."""
+    """Raised to end the connection: its bytes are not our protocol, or no answer would be right."""
 
 
 class Answer:
@@ -37,7 +37,8 @@ class Answer:
 
     def __init__(self, *, is_parked: bool = False) -> None:
         self.is_parked = is_parked
-        self.is_set = self.is_cancelled = False
+        self.is_set = False
+        self.is_cancelled = False
         self.value: Any = None
         self._then: Callable[[Any], None] | None = None
         self._cancel: Callable[[], None] | None = None
@@ -51,7 +52,7 @@ class Answer:
                 self._then(value)
 
     def when_cancelled(self, action: Callable[[], None]) -> None:
-        """What to undo when the client is gone."""
+        """Calls action if the client leaves before the answer is set."""
         self._cancel = action
 
     def cancel(self) -> None:
@@ -87,8 +88,8 @@ def pass_on(response: object, answer: Answer) -> None:
 
 
 def answer_with(handle: Callable[[], object], answer: Answer) -> None:
-    """Sets an answer that was given out already to what handle() gives, also to an error of it: nothing above would
-    tell the client.
+    """Sets an answer that was given out already to the result of handle(), or to its error: no caller above would pass
+    that to the client.
     """
     try:
         response = handle()
@@ -98,7 +99,7 @@ def answer_with(handle: Callable[[], object], answer: Answer) -> None:
 
 
 class Timers:
-    """Actions that are to happen at a time. A timer that is not wanted any more is cancelled by its token."""
+    """Actions to be called at a time. A timer that is not wanted any more is cancelled by its token."""
 
     def __init__(self) -> None:
         self._timers: timers.Timers[int] = timers.Timers()
@@ -127,7 +128,7 @@ class Timers:
 
 
 class Waiting:
-    """Who waits for something to happen to which key."""
+    """Actions that wait for something to happen to keys."""
 
     def __init__(self) -> None:
         self._by_key: dict[Key, set[Callable[[int], None]]] = {}
@@ -152,12 +153,12 @@ class Waiting:
             guarded(action, now_ms)
 
     def waited_for(self) -> list[Key]:
-        """The keys that somebody waits for."""
+        """The keys that actions wait for."""
         return list(self._by_key)
 
 
 class Syncs:
-    """Who waits for which records to be on disk. One sync of a log runs at a time, for all who wait when it begins."""
+    """Waits for records to be on disk. One sync of a log runs at a time, for all that wait when it begins."""
 
     def __init__(self, submit: Submit, *, policy_waits: bool = True) -> None:
         """policy_waits: whether the durability policy has an append wait for the disk."""
@@ -195,12 +196,14 @@ class Syncs:
         waiting = self._waiting.pop(log, [])
         durable_end = log.durable_end_offset
         kept = []
+        if error is not None and not isinstance(error, LogcoreError):
+            error = LogcoreError(f"a sync failed: {error!r}")
         for end, done in waiting:
             if durable_end >= end:
                 guarded(done, None)
             elif error is not None:
-                guarded(done, error if isinstance(error, LogcoreError) else LogcoreError(f"a sync failed: {error!r}"))
-            else:
+                guarded(done, error)
+            else:  # came while the sync was running, which need not cover it
                 kept.append((end, done))
         if kept:
             self._waiting.setdefault(log, [])[:0] = kept

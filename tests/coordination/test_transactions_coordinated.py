@@ -448,18 +448,15 @@ MISTAKES = {
     ),
     "fence_without_a_new_epoch": ("min(stored.producer_epoch + 1, _TOP_EPOCH)", "stored.producer_epoch"),
     "takeover_without_a_new_epoch": ("epoch = stored.producer_epoch + 1\n", "epoch = stored.producer_epoch\n"),
-    "partitions_replace_each_other": (
-        "stored.partitions | request.partitions if is_ongoing else",
-        "request.partitions if is_ongoing else",
-    ),
+    "partitions_replace_each_other": ("stored.partitions | request.partitions", "request.partitions"),
     "old_epochs_are_taken": (
         "    if stored.producer_epoch != producer_epoch:",
         "    if stored.producer_epoch < producer_epoch:",
     ),
     "second_protocol_keeps_its_epoch": ("            epoch += 1\n", "            epoch += 0\n"),
     "either_end_is_answered_as_done": (
-        "if stored.status is (Status.COMPLETE_COMMIT if request.commit else Status.COMPLETE_ABORT):",
-        "if stored.status in (Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT):",
+        "    if stored.status is complete:",
+        "    if stored.status in (Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT):",
     ),
     "failed_record_counts": ("        if failed:\n            return self.end()\n", ""),
     "no_timeouts": ("return [TimedOut(transaction.transactional_id), *self._fence(transaction, now_ms)]", "return []"),

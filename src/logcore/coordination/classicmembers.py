@@ -6,19 +6,19 @@ So the clients of a group can be exchanged one by one (broker reference 4.8, KIP
     consumer group --the last member of that protocol is gone, others stay-->   classic group, which rebalances
 
 Rules:
-- Who uses what stays what it was when a group changes its protocol. The members of before are told to join again, and
-  come to their new targets as all members do.
-- What the coordinator knows of a member of the classic protocol is what it knows of others, and what such a member said
-  when it joined. Its generation is its epoch. It leads nothing: the coordinator assigns.
-- Such a member says what it owns by joining, and is told what to use by syncing. Its heartbeats are answered with
-  REBALANCE_IN_PROGRESS when it is to join again: the group is ahead of it, it has to give up partitions, or those that
-  it waited for are free. If it does not in its rebalance timeout, it is removed.
-- An upgrade is stored with the step that brings it about, in one batch. Where that cannot be stored, the group is one
-  of both protocols all the same, with the members of before, whose facts go with the next records.
-- A group goes back when nothing of it is on its way to the disk. The records of the consumer protocol are deleted in
+- Members keep their partitions when a group changes its protocol. They are told to join again, and come to their new
+  targets as all members do.
+- A member of the classic protocol has the same facts as others, and besides what it said when it joined. Its generation
+  is its epoch. It does not lead: the coordinator assigns.
+- Such a member says what it owns by joining, and learns what to use by syncing. Its heartbeats are answered with
+  REBALANCE_IN_PROGRESS when it has to join again: the group is ahead of it, it has to give up partitions, or those that
+  it waited for are free. If it does not join within its rebalance timeout, it is removed.
+- An upgrade is stored with the step that causes it, in one batch. If that cannot be stored, the group has members of
+  both protocols all the same; the facts of the former members are stored with the next records.
+- A group goes back when no record of it is on its way to the disk. The records of the consumer protocol are deleted in
   the batch that holds the group's first record of the classic one.
 
-What a custom assignor keeps beside the partitions would be lost, so such a group is not upgraded.
+A group with an assignor that hands on more than partitions is not upgraded, because that data would be lost.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ def upgrade(group: Group, request: Beat, waiter: Waiter, around: Surroundings) -
         return [Reply(waiter, refused.result)]
     owed: list[Fact] = [(Kind.CLASSIC, ""), *consumers.facts()]
     owed.sort(key=lambda fact: _ORDER.index(fact[0]))
+    # The heartbeat decides: the group has to be of the consumer protocol to ask it, and goes back if it is refused.
     former_state = group.state
     former_ms = group.state_ms
     group.consumers = consumers
@@ -84,6 +85,7 @@ def upgrade(group: Group, request: Beat, waiter: Waiter, around: Surroundings) -
         group.consumers = None
         group.enter(former_state, former_ms)
         return joining
+    # Requests of the classic protocol that wait are answered before the newcomer.
     effects = membership.end_rebalance(group)
     effects += membership.forget_timers(group)
     members = [*group.members]
@@ -108,14 +110,15 @@ def _upgraded(group: Group, around: Surroundings) -> ConsumerGroup:
     consumers.put((Kind.GROUP, ""), GroupEpoch(group.generation))
     consumers.put((Kind.TARGET_EPOCH, ""), group.generation)
     said = {member_id: _said(group, member) for member_id, member in group.members.items()}
-    # A partition is with one member. An assignor of clients may have given it to two: the other is told as it joins.
+    # A partition has one owner. If an assignor of clients gave it to two members, the second one learns when it joins
+    # that it has lost it.
     taken: set[Partition] = set()
     shares: dict[str, Partitions] = {}
     for member_id, (_, partitions) in said.items():
         shares[member_id] = _with_ids(partitions, around.topics).difference(taken)
         taken |= shares[member_id]
-    # A cooperative member that is to give something up may not have heard of it. What it had when it joined stays with
-    # it, unless another has it, until it joins again and says that it gave it up.
+    # A cooperative member may not have learnt yet that it has to give up partitions. It keeps those that it had when it
+    # joined, unless another member has them, until it joins again and says that it gave them up.
     for member_id, (subscription, _) in said.items():
         kept = _with_ids(subscription.owned, around.topics).difference(taken)
         shares[member_id] |= kept
@@ -217,7 +220,7 @@ def _classic(member_id: str, member: ConsumerMember, consumers: ConsumerGroup, n
         rebalance_timeout_ms=member.rebalance_timeout_ms,
         session_timeout_ms=member.classic.session_timeout_ms,
         protocols=member.classic.protocols,
-        # It may be using both. It is told of neither: the group is to rebalance.
+        # It may be using both. It learns of neither, because the group rebalances at once.
         assignment=_encoded(current.assigned | current.revoking, names),
     )
 
@@ -233,7 +236,7 @@ def _names(names: Iterable[str], topics: Topics) -> dict[bytes, str]:
 
 
 def _encoded(partitions: Partitions, names: Mapping[bytes, str]) -> bytes:
-    """As members of the classic protocol are told their assignment."""
+    """An assignment as members of the classic protocol read it."""
     return assignment_value(sorted((names[topic_id], number) for topic_id, number in partitions if topic_id in names))
 
 
@@ -243,7 +246,7 @@ def _encoded(partitions: Partitions, names: Mapping[bytes, str]) -> bytes:
 def join(
     group: Group, request: Join, waiter: Waiter, around: Surroundings, *, new_id: Callable[[], str]
 ) -> list[Effect]:
-    """What follows on a request that membership.check_join() passed. The reply is Joined or JoinRefused."""
+    """Carries out a request that membership.check_join() passed. The reply is Joined or JoinRefused."""
     step = _ClassicStep(group, around)
     member_id = request.member_id
     if not member_id:
@@ -285,7 +288,7 @@ def leave(
 
 
 class _ClassicStep(heartbeats.Step):
-    """A step that a request of the classic protocol brings about."""
+    """A step that a request of the classic protocol causes."""
 
     # -- joining
 
@@ -320,7 +323,8 @@ class _ClassicStep(heartbeats.Step):
         subscription = self._subscription(request)
         assert subscription is not None, "why_not() has looked"
         if member_id not in self.consumers.members and subscription.owned:
-            # It was removed and does not know: what it uses belongs to others by now. So it hears of it.
+            # It was removed and does not know: its partitions may belong to others by now. The error makes it drop
+            # them.
             raise heartbeats.unknown(member_id)
         self._take_place(request, member_id)
         is_changed = self._keep_classic(request, member_id, subscription)
@@ -342,7 +346,7 @@ class _ClassicStep(heartbeats.Step):
         )
 
     def _take_place(self, request: Join, member_id: str) -> None:
-        """Checks who joins. Who comes back as an instance, without an id, takes the place of the one that it was."""
+        """Checks the ids of a member that joins. A static member that comes back without its id takes its old place."""
         consumers = self.consumers
         instance_id = request.instance_id
         if member_id in consumers.members and not consumers.is_classic(member_id):
@@ -359,7 +363,7 @@ class _ClassicStep(heartbeats.Step):
             raise Refused(GroupError.FENCED_INSTANCE_ID, f"another member is instance {instance_id}")
 
     def _keep_classic(self, request: Join, member_id: str, subscription: Subscription) -> bool:
-        """Keeps what the request says of the member. Whether what it subscribes to is other than before."""
+        """Keeps what the request says of the member. Returns whether its subscription has changed."""
         before = self.consumers.members.get(member_id)
         rebalance_timeout_ms = request.rebalance_timeout_ms
         if rebalance_timeout_ms < 0:
@@ -380,7 +384,7 @@ class _ClassicStep(heartbeats.Step):
         self._forget_pattern(before.pattern)
         return (member.topic_names, member.pattern) != (before.topic_names, before.pattern)
 
-    # -- what a member asks between two times of joining
+    # -- requests of a member that has joined
 
     def _check(self, member_id: str, instance_id: str | None, generation: int) -> GroupError | None:
         consumers = self.consumers
@@ -399,7 +403,7 @@ class _ClassicStep(heartbeats.Step):
         if error is not None:
             return error
         current = self.consumers.current(member_id)
-        # A member that has to give up partitions has joined. It gives them up first, and joins again by itself.
+        # A member that has to give up partitions gets its assignment: it gives up the others and joins again by itself.
         if self.consumers.epoch > current.member_epoch and current.state is not MemberState.UNREVOKED:
             self._ask_to_rejoin(member_id)
             return GroupError.REBALANCE_IN_PROGRESS

@@ -1,21 +1,22 @@
-"""A group of the consumer protocol (KIP-848): what is known of it, what can be decided from it, and small changes.
+"""A group of the consumer protocol (KIP-848): its facts, decisions from them, and small changes.
 
 Rules:
-- What is known is what the records say: a fact is the value of one record, and loading puts the same facts as a
-  transition does.
-- A change of the members, of what they want or of the topics they want raises the epoch of the group. For a raised
-  epoch the targets are computed: who is to have what. Members come to their targets one heartbeat after the other.
-- A partition is in `assigned` or `revoking` of at most one member, its owner. No other gets it before that member has
-  said that it gave it up, or is removed.
+- A fact is the value of one record, and nothing else is known of a group: loading puts the same facts as a transition
+  does.
+- A change of the members, of their subscriptions or of the topics in these raises the epoch of the group. For a raised
+  epoch the targets are computed: the partitions that each member shall have. Each heartbeat of a member brings it
+  nearer to its target.
+- A partition is in `assigned` or `revoking` of at most one member, its owner. No other member gets it before the owner
+  has said that it gave it up, or is removed.
 
 A member's states (broker reference 4.4), by what reconciled() makes of them:
 
-    STABLE      at its target, as far as it knows
+    STABLE      at the target that it was told
     UNREVOKED   has to give up `revoking`, and to say so with a heartbeat that lists what it owns
     UNRELEASED  waits for partitions that others have not given up
 
 Members of the classic protocol may be in such a group, so that its clients can be exchanged one by one. Their facts are
-the same; what they can be asked and told in their words is in classicmembers.py.
+the same; classicmembers.py translates their requests and answers.
 
 Which change follows on which request is decided in heartbeats.py. Nothing here asks for an effect.
 """
@@ -91,7 +92,7 @@ class NoTopics:
 
 @attrs.define(eq=False)
 class Written:
-    """What one step changed: the values of before, in order, and who is answered once that is on disk."""
+    """What one step changed: the values of before, in order, and the answers to give once that is on disk."""
 
     before: list[tuple[Fact, ConsumerValue]] = attrs.Factory(list[tuple[Fact, ConsumerValue]])
     records: list[GroupRecord] = attrs.Factory(list[GroupRecord])
@@ -102,10 +103,11 @@ class ConsumerGroup:
     """members, targets, currents, by member id; patterns by their text: the facts. owners: of each partition.
 
     storing: steps whose records are on their way to the disk; queued: those whose records follow. unsure: facts whose
-    records may be on disk though that failed; they are written again with the next ones. seen_version: of the topics,
-    when they were compared with what the group knows. deadlines_ms: when sessions end; timers_ms: when that is next
-    checked, which may be earlier. revocations: members whose time to give up partitions is measured. rejoins, syncs:
-    members of the classic protocol whose time to join again, and to ask for what they are assigned, is measured.
+    records could not be stored, and may be on disk all the same; they are written again with the next ones.
+    seen_version: of the topics, when they were last compared with the facts. deadlines_ms: when sessions end;
+    timers_ms: when that is checked next, which may be earlier. revocations: members with a timer for giving up
+    partitions. rejoins, syncs: members of the classic protocol with a timer for joining again, and for asking for their
+    assignment.
     """
 
     def __init__(self, group_id: str) -> None:
@@ -173,6 +175,7 @@ class ConsumerGroup:
                 pass
 
     def _put_member(self, member_id: str, member: ConsumerMember | None) -> None:
+        # Another member may have taken over the instance id since, and keeps it.
         before = self.members.get(member_id)
         if before is not None and before.instance_id is not None and self.static.get(before.instance_id) == member_id:
             del self.static[before.instance_id]
@@ -236,7 +239,7 @@ class ConsumerGroup:
         return self.currents.get(member_id) or Current()
 
     def check_member(self, member_id: str, instance_id: str | None) -> GroupError | None:
-        """Whether somebody who is no newcomer is who it says."""
+        """Checks the two ids of a request that does not join."""
         if instance_id is not None:
             present = self.static.get(instance_id)
             if present is None:
@@ -248,7 +251,7 @@ class ConsumerGroup:
         return GroupError.UNKNOWN_MEMBER_ID
 
     def check_epoch(self, member_id: str, member_epoch: int) -> GroupError | None:
-        """Whether who commits or fetches offsets is a member, as it is now."""
+        """Checks a member that commits or fetches offsets: it has to know its present epoch."""
         member = self.members.get(member_id)
         if member is None:
             return GroupError.UNKNOWN_MEMBER_ID
@@ -269,8 +272,8 @@ class ConsumerGroup:
         return bool(self.members) and all(member.classic is not None for member in self.members.values())
 
     def supports(self, protocol_type: str, names: Iterable[str]) -> bool:
-        """Whether a member with these classic protocols could be in the group: one has to be that of all such members,
-        for the day when only they are left.
+        """Whether a member with these classic protocols could be in the group. One of them must be common to all such
+        members, in case only they are left: the group then goes back to the classic protocol.
         """
         if protocol_type != "consumer":
             return False
@@ -281,15 +284,15 @@ class ConsumerGroup:
         return bool(common)
 
     def waits_for_others(self, member_id: str) -> bool:
-        """Whether a member that is to have more can have none of it yet."""
+        """Whether another member still owns a partition of this member's target."""
         missing = self.targets.get(member_id, NOTHING) - self.current(member_id).assigned
         return any(partition in self.owners for partition in missing)
 
     def accepts_epoch(self, member_id: str, member_epoch: int, owned: Partitions | None) -> bool:
-        """Whether a heartbeat comes from where the member is, or from one step before since an answer was lost.
+        """Whether a heartbeat names the present epoch of the member, or the one before because an answer was lost.
 
-        That holds for joining too: a request to join that comes late, when the member is further, must not count as its
-        word that it owns nothing.
+        This holds for joining too: a request to join that arrives late, when the member has partitions, must not be
+        taken as its statement that it owns nothing.
         """
         current = self.current(member_id)
         if member_epoch == current.member_epoch:
@@ -298,7 +301,9 @@ class ConsumerGroup:
         return is_one_behind and owned is not None and owned <= current.assigned
 
     def assignor(self) -> str:
-        """The one that most members ask for; of equals the one that was asked for first. None asks: the first."""
+        """The assignor that most members ask for; of equals the one that was asked for first. If no member asks, the
+        first that there is.
+        """
         votes = Counter(member.assignor for member in self.members.values() if member.assignor is not None)
         if not votes:
             return next(iter(ASSIGNORS))
@@ -313,7 +318,9 @@ class ConsumerGroup:
         resolved = None
         if pattern is not None:
             resolved = self.patterns.get(pattern)
-        return frozenset(names if resolved is None else (*names, *resolved.topics))
+        if resolved is None:
+            return frozenset(names)
+        return frozenset((*names, *resolved.topics))
 
     def hash_of(self, topics: Topics) -> int:
         """Of the topics that the members want and that exist; 0 for none. Only whether two are the same counts."""
@@ -325,7 +332,7 @@ class ConsumerGroup:
         return int.from_bytes(digest, "big", signed=True)
 
     def compute_targets(self, topics: Topics) -> Targets:
-        """Who is to have what."""
+        """The partitions that each member shall have."""
         ids: dict[str, bytes] = {}
         counts: dict[bytes, int] = {}
         for name in sorted(self.subscribed()):
@@ -333,6 +340,7 @@ class ConsumerGroup:
             if facts is not None:
                 ids[name] = facts[0]
                 counts[facts[0]] = facts[1]
+        # Members with equal subscriptions share one set: the assignors compare sets by identity first.
         shared: dict[tuple[tuple[str, ...], str | None], frozenset[bytes]] = {}
         members = []
         for member_id, member in self.members.items():
@@ -353,7 +361,7 @@ class ConsumerGroup:
         return ASSIGNORS[self.assignor()](members, counts)
 
     def reconciled(self, member_id: str, owned: Partitions | None) -> Current | None:
-        """How far a member comes with this heartbeat; None when a member of an unknown state is to join again.
+        """The next state of a member with this heartbeat; None when a member of an unknown state must join again.
 
         owned: what it says that it still has, None when it says nothing.
         """
@@ -365,7 +373,7 @@ class ConsumerGroup:
                 return self._next(member_id, current, current.member_epoch, owned)
             case MemberState.UNREVOKED:
                 if owned is None or owned & current.revoking:
-                    return current
+                    return current  # it has not given up everything yet
                 return self._next(member_id, current, current.member_epoch + 1, owned)
             case MemberState.UNKNOWN:
                 if owned is None or owned:
@@ -379,6 +387,7 @@ class ConsumerGroup:
         new = target - keep
         unreleased = frozenset(partition for partition in new if partition in self.owners)
         revoking = NOTHING
+        # Giving up comes before getting more. A member that says that it does not own those has given them up already.
         if give and (owned is None or owned & give):
             state = MemberState.UNREVOKED
             revoking = give
@@ -428,13 +437,13 @@ def _set(values: dict[str, _T], name: str, value: _T | None) -> None:
 
 
 def restored(group_id: str, facts: Mapping[Fact, ConsumerValue]) -> ConsumerGroup:
-    """A group as its records tell. A record of a member that is no member any more tells nothing."""
+    """A group as its records say. Records of a member without its member record are ignored."""
     group = ConsumerGroup(group_id)
     for fact in sorted(facts):
         kind, name = fact
-        if kind is Kind.TOPICS:
-            group.unsure[fact] = None  # so that it is deleted when something is written next
-        elif kind in (Kind.TARGET, Kind.CURRENT) and (Kind.MEMBER, name) not in facts:
+        is_lone = kind in (Kind.TARGET, Kind.CURRENT) and (Kind.MEMBER, name) not in facts
+        # TOPICS comes from an older Kafka. In `unsure` both are deleted with the next records.
+        if kind is Kind.TOPICS or is_lone:
             group.unsure[fact] = None
         else:
             group.put(fact, facts[fact])

@@ -1,4 +1,4 @@
-"""All groups that one coordinator looks after: which group a request means, and when one comes and goes.
+"""All groups of one coordinator: finds the group of a request, makes groups and deletes them.
 
     coordinator = Coordinator(rules, new_id)
     effects = coordinator.load(found, now_ms)          # what groupoffsets.stored_groups() read, if there was any
@@ -119,8 +119,9 @@ class Coordinator:
             for producer_id, keys in unstable.get(group_id, {}).items():
                 group.unstable[producer_id] = dict(keys)
             found = restored(group_id, consumers.get(group_id, {}))
+            # Records of both protocols: a conversion was cut off. Members of the consumer protocol decide.
             if found.members or (found.epoch and group_id not in groups):
-                if group_id in groups:  # what deletes its record was never written
+                if group_id in groups:  # the tombstone of its record was never written
                     found.unsure[Kind.CLASSIC, ""] = None
                 group.become(found)
                 group.state = found.state
@@ -129,7 +130,7 @@ class Coordinator:
         self._groups.update(taken)
 
     def begin_sessions(self, now_ms: int) -> list[Effect]:
-        """Of all members, once what was stored is taken over."""
+        """Begins the sessions of all members, after take()."""
         effects: list[Effect] = []
         for group in self.all():
             if group.consumers is not None:
@@ -147,7 +148,7 @@ class Coordinator:
         group = effect.group
         effects: list[Effect] = []
         if error is None and group.owed and effect.records[: len(group.owed)] == group.owed_records():
-            group.owed = ()
+            group.owed = ()  # these records began with the deletion of all that was owed
         match effect.then:
             case Assigned() as done:
                 effects = membership.assigned(group, done, error, now_ms, rules=self._rules)
@@ -202,7 +203,7 @@ class Coordinator:
                 return [Reply(waiter, JoinRefused(error, request.member_id))]
             effects = _leave_consumers(group)
         effects += membership.join(group, request, waiter, now_ms, rules=self._rules, new_id=self._new_id)
-        if not group.is_unused:  # a new group that refused its first member is nothing yet
+        if not group.is_unused:  # a new group that refused its first member does not exist
             self._groups[group.group_id] = group
         return effects
 
@@ -224,6 +225,7 @@ class Coordinator:
             return heartbeats.beat(group, request, waiter, around)
         if group.state != EMPTY:
             return classicmembers.upgrade(group, request, waiter, around)
+        # A new group, or an empty one of the classic protocol, whose record has to be deleted.
         owed = [*group.owed]
         if group.protocol_type:
             owed.append((Kind.CLASSIC, ""))
@@ -275,7 +277,7 @@ class Coordinator:
     # -- offsets
 
     def check_commit(self, who: Committer, now_ms: int) -> tuple[GroupError | None, list[Effect]]:
-        """As offsets.check_commit(). In a group that does not exist only those may commit who are no members.
+        """As offsets.check_commit(). In a group that does not exist only commits without a generation are allowed.
 
         The empty group id may commit, as in Kafka, for the sake of old clients.
         """
@@ -291,7 +293,7 @@ class Coordinator:
     def commit_as(
         self, who: Committer, committed: Mapping[OffsetKey, Committed], waiter: Waiter, now_ms: int
     ) -> list[Effect]:
-        """Commits if who asks may; else the reply says why not. One step: no rebalance comes between the two."""
+        """Commits if the committer may; else the reply says why not. One step: no rebalance comes between the two."""
         error, effects = self.check_commit(who, now_ms)
         if error is not None or not committed:
             return [*effects, Reply(waiter, error)]
@@ -318,7 +320,9 @@ class Coordinator:
 
         A member is checked only where one is named (broker reference 3.7).
         """
-        error = self._check_producer(who) if who.is_member else None
+        error = None
+        if who.is_member:
+            error = self._check_producer(who)
         if error is not None or not committed:
             return [Reply(waiter, error)]
         return self.commit_in_transaction(who.group_id, producer, committed, waiter)
@@ -369,7 +373,8 @@ class Coordinator:
             return [Reply(waiter, GroupError.GROUP_ID_NOT_FOUND)]
         if group.state != EMPTY:
             return [Reply(waiter, GroupError.NON_EMPTY_GROUP)]
-        if group.consumers is not None and group.consumers.is_busy:  # it may yet turn out to have members
+        # Were the records of the last step not stored, its members would be back.
+        if group.consumers is not None and group.consumers.is_busy:
             return [Reply(waiter, GroupError.COORDINATOR_NOT_AVAILABLE)]
         effects = offsets.delete_group(group, waiter)
         self._drop_if_dead(group)
@@ -403,7 +408,7 @@ class Coordinator:
 
 
 def _check_protocol(group: Group | None, request: Beat) -> BeatRefused | None:
-    """Only who joins makes a group, or one that has another protocol one of this."""
+    """A heartbeat that does not join needs a group of the consumer protocol."""
     if group is not None and group.consumers is not None:
         return None
     if request.member_epoch == 0:
@@ -416,13 +421,13 @@ def _check_protocol(group: Group | None, request: Beat) -> BeatRefused | None:
 
 
 def _check_return(group: Group, request: Join) -> GroupError | None:
-    """Whether a member may join by the classic protocol, which makes the group one of that."""
+    """Why a member may not join by the classic protocol; None if it may. Its joining converts the group."""
     assert group.consumers is not None
     if group.state != EMPTY or not (request.protocol_type and request.protocols):
         return GroupError.INCONSISTENT_GROUP_PROTOCOL
     if request.member_id:
         return GroupError.UNKNOWN_MEMBER_ID
-    if group.consumers.is_busy:  # it may yet turn out to have members
+    if group.consumers.is_busy:  # were the records of the last step not stored, its members would be back
         return GroupError.COORDINATOR_NOT_AVAILABLE
     return None
 
@@ -439,7 +444,7 @@ def _leave_consumers(group: Group) -> list[Effect]:
 
 
 def _restore(group: Group, stored: StoredGroup) -> None:
-    """Gives a group the state its record tells."""
+    """Gives a group the state that its record says."""
     group.protocol_type = stored.protocol_type
     group.generation = stored.generation
     group.state_ms = stored.state_ms

@@ -1,7 +1,7 @@
-"""What a transition asks for, and the values it speaks in. No codes and no shapes of any protocol.
+"""The effects that a transition asks for, and the values of requests and results. No codes of any protocol.
 
 An effect is one of
-    Reply      a request ends: tell its client
+    Reply      a request ends: answer its client
     Store      append records to the group's partition of `__consumer_offsets`; then tell Coordinator.stored()
     At, Cancel a timer: at its time, tell Coordinator.timed_out(). A timer of the same name is replaced
     an event   something a person may want to read about

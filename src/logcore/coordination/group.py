@@ -18,7 +18,7 @@ Which change follows on what is decided in membership.py and offsets.py. Nothing
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 import attrs
@@ -60,8 +60,8 @@ class Member:
     """One member of a group.
 
     joining, syncing: its requests that wait; never more than one of each kind. is_new: until it is told its first
-    generation. deadline_ms: when its session ends. timer_ms: when it is next checked whether it has; that may be
-    earlier, because a renewed session leaves the timer as it is. None when no timer is set.
+    generation. deadline_ms: when its session ends. timer_ms: when that is checked next; it may be earlier, because a
+    renewed session leaves the timer as it is. None when no timer is set.
     """
 
     member_id: str
@@ -94,10 +94,10 @@ class Group:
     that have not joined with them. unsynced: members of this generation that have not asked for their assignment.
     topics: what its members subscribe to, None when that cannot be known. storing: how many commits of each offset are
     on their way to the disk. unstable: producer id -> what its open transaction would commit, with the order of its
-    record; order: how many commits of the group were told to be stored; applied: of which of these an offset is, none
-    for what was there at the start. consumers: of a group of the consumer protocol. owed: facts that the disk may still
-    have of a time in that protocol; they are deleted with the next record of the group. is_first: the rebalance under
-    way began in an empty group. join_timer, sync_timer: those that are set.
+    record. order: how many commits of the group were asked to be stored. applied: which of these each offset comes
+    from; none for offsets that were loaded. consumers: of a group of the consumer protocol. owed: facts of a time in
+    that protocol whose records may still be on disk; they are deleted with the next record of the group. is_first: the
+    rebalance under way began in an empty group. join_timer, sync_timer: those that are set.
     """
 
     group_id: str
@@ -152,6 +152,8 @@ class Group:
         return error
 
     def has_room(self, member_id: str, instance_id: str | None, most: int) -> bool:
+        """Whether a request to join finds a place among at most so many members."""
+        # During a rebalance only members that have rejoined hold a place: the others may never come.
         if self.state == PREPARING:
             waiting = sum(member.joining is not None for member in self.members.values())
             member = self.members.get(member_id)
@@ -190,7 +192,7 @@ class Group:
         return frozenset(topics)
 
     def may_use(self, topic: str) -> bool:
-        """Whether a member subscribes to a topic, as far as one can tell."""
+        """Whether a member subscribes to a topic; True for consumers whose topics cannot be known."""
         if self.consumers is not None:
             return topic in self.consumers.subscribed()
         if self.protocol_type != CONSUMER:
@@ -250,18 +252,19 @@ class Group:
             kept = self.consumers.subscribed()
         elif self.protocol_type:
             if self.state == EMPTY:
-                since_ms = None
                 if self.state_ms >= 0:
                     since_ms = self.state_ms
             elif self.state == STABLE and self.protocol_type == CONSUMER and self.topics is not None:
                 kept = self.topics
             else:
-                return []
+                return []  # in use, and what its members want is not known, or changing
 
         def expires_ms(committed: Committed) -> int:
-            if committed.expire_ms >= 0:
+            if committed.expire_ms >= 0:  # the client of an old version has chosen it
                 return committed.expire_ms
-            return (committed.commit_ms if since_ms is None else since_ms) + _RETENTION_MS
+            if since_ms is None:
+                return committed.commit_ms + _RETENTION_MS
+            return since_ms + _RETENTION_MS
 
         return [
             (topic, partition)
@@ -274,8 +277,10 @@ class Group:
     # -- views
 
     def joined(self, member: Member) -> Joined:
-        """What a member is told of its generation; the leader also of the other members."""
-        members: Iterator[Member] = iter(self.members.values() if self.leader == member.member_id else ())
+        """The answer to a member that is in the present generation; the leader learns of all members too."""
+        members: Iterable[Member] = ()
+        if self.leader == member.member_id:
+            members = self.members.values()
         return Joined(
             generation=self.generation,
             protocol_type=self.protocol_type,
@@ -291,7 +296,9 @@ class Group:
         return Synced(protocol_type=self.protocol_type, protocol=self.protocol, assignment=member.assignment)
 
     def record(self, assignments: Mapping[str, bytes] | None = None) -> GroupRecord:
-        """The record of the group as it stands, or as it will be with these assignments."""
+        """The record of the group as it is now, or as it will be with these assignments."""
+        if assignments is None:
+            assignments = {member.member_id: member.assignment for member in self.members.values()}
         members = tuple(
             StoredMember(
                 member_id=member.member_id,
@@ -301,7 +308,7 @@ class Group:
                 rebalance_timeout_ms=member.rebalance_timeout_ms,
                 session_timeout_ms=member.session_timeout_ms,
                 subscription=member.metadata(self.protocol),
-                assignment=member.assignment if assignments is None else assignments.get(member.member_id, b""),
+                assignment=assignments.get(member.member_id, b""),
             )
             for member in self.members.values()
         )
@@ -325,7 +332,7 @@ class Group:
     # -- small changes
 
     def become(self, consumers: ConsumerGroup) -> None:
-        """Makes it one of the consumer protocol. Nobody waits for anything in it."""
+        """Makes it one of the consumer protocol. No request waits in it."""
         self.consumers = consumers
         self.owed = ()
         self.protocol_type = CONSUMER
@@ -371,8 +378,13 @@ class Group:
 
     def swap(self, old: Member, new: Member) -> None:
         """Puts one member in the place of another, also in the order of joining."""
-        members = [new if member is old else member for member in self.members.values()]
-        self.members = {member.member_id: member for member in members}
+        members: dict[str, Member] = {}
+        for member in self.members.values():
+            if member is old:
+                members[new.member_id] = new
+            else:
+                members[member.member_id] = member
+        self.members = members
         if new.instance_id is not None:
             self.static[new.instance_id] = new.member_id
         if self.leader == old.member_id:
@@ -382,7 +394,8 @@ class Group:
             self.unsynced.add(new.member_id)
 
     def put(self, key: OffsetKey, committed: Committed, order: int) -> None:
-        """Unless a record behind it counts already."""
+        """Takes over a commit, unless a later record has been applied already."""
+        # Records are stored in the order of `order`, but a transaction's commits count only with its marker.
         if key in self.applied and order < self.applied[key]:
             return
         topic, partition = key

@@ -1,12 +1,13 @@
-"""Heartbeats of the consumer protocol (KIP-848): members join, say what they want and own, are told what to use, leave.
+"""Heartbeats of the consumer protocol (KIP-848): members join, say what they want and own, learn what to use, leave.
 
 Rules (broker reference 4.3 and 4.4; consumergroup.py says what a group is):
 - One step changes the facts at once and returns their records, which are stored together: in one batch, with those of
-  steps that came while the batch before was on its way. A request is answered when all that its answer rests on is on
-  disk.
-- Where records cannot be stored, the facts go back to what they were, and all who wait are told to ask again. What such
-  records said may be on disk all the same: before anybody is answered, the facts are written over it.
-- A partition goes from one member to another in two steps, and the first is the word of who had it, or its removal.
+  steps that came while the batch before was on its way. A request is answered when all facts that its answer depends on
+  are on disk.
+- If records cannot be stored, the facts go back to their former values, and all waiting members are told to ask again.
+  Such records may be on disk all the same: before the next answer is given, the facts are written over them.
+- A partition goes from one member to another in two steps. In the first its owner says that it gave it up, or is
+  removed.
 - Only heartbeats renew a session.
 
 Each function changes one group and returns the effects.
@@ -68,10 +69,10 @@ from logcore.format.consumergrouprecords import (
     Resolved,
 )
 
-#: Member epochs that say something else than how far a member is.
+#: Member epochs with a meaning of their own; AWAY of consumergroup.py is another one.
 _JOINS: Final = 0
 _LEAVES: Final = -1
-#: Steps are not stored together beyond this. By Kafka's defaults a batch has at most a mebibyte.
+#: The most bytes of steps that are stored together. By Kafka's defaults a batch has at most 1 MiB.
 _BATCH_BYTES: Final = 256 << 10
 
 
@@ -126,10 +127,10 @@ def _flaw(beat: Beat, may_lack_id: bool) -> str:
 def beat(
     group: Group, request: Beat, waiter: Waiter, around: Surroundings, *, owed: Iterable[Fact] = ()
 ) -> list[Effect]:
-    """What follows on a heartbeat that check_beat() passed. A refused one changes nothing.
+    """Carries out a heartbeat that check_beat() passed. A refused one changes nothing.
 
-    owed: facts of which the disk says something else, since the group was of the classic protocol. Their records go
-    with those of the first step that is not refused.
+    owed: facts that are not on disk yet, because the group was of the classic protocol. Their records are stored with
+    those of the first step that is not refused.
     """
     step = Step(group, around)
     try:
@@ -176,17 +177,15 @@ def stored(group: Group, error: GroupError | None, around: Surroundings) -> list
 
 
 def begin_sessions(group: Group, around: Surroundings) -> list[Effect]:
-    """Begins the sessions of all members of a group that was read from disk, and the time that they have to give up
-    partitions.
-    """
+    """Begins sessions of all members of a group that was read from disk, and their timers for giving up partitions."""
     step = Step(group, around)
     step.settle_timers([(Kind.CURRENT, member_id) for member_id in step.consumers.members])
     return step.effects
 
 
 def bury(group: Group) -> list[Effect]:
-    """Makes a group of either protocol Dead, with all its timers. Who waits for records that are not on their way is
-    turned away.
+    """Makes a group of either protocol Dead, with all its timers. Refuses requests that wait for queued records; those
+    that wait for records on their way are answered by stored().
     """
     effects: list[Effect] = []
     consumers = group.consumers
@@ -270,10 +269,13 @@ class Step:
             self.settle_timers(fact for fact, _ in written.before)
             self._enter()
         elif consumers.is_busy:
-            last = consumers.queued[-1] if consumers.queued else consumers.storing[-1]
+            last = consumers.storing[-1]
+            # Nothing changed, but the answer may tell of changes that are on their way: it comes with the last of them.
+            if consumers.queued:
+                last = consumers.queued[-1]
             last.answers += answers
         elif consumers.unsure and answers:
-            # The disk may have other facts than these. A crash would bring them back, against what was answered.
+            # The disk may have other facts than these. A crash would bring them back, and contradict the answer.
             written.answers = answers
             consumers.queued.append(written)
         else:
@@ -282,6 +284,7 @@ class Step:
         self._store()
 
     def _enter(self) -> None:
+        """Brings the state of the Group in line with that of its members."""
         before = self.group.state
         self.group.enter(self.consumers.state, self.around.now_ms)
         if self.group.state == EMPTY != before:
@@ -295,6 +298,7 @@ class Step:
         consumers.storing = consumers.queued[:count]
         consumers.queued = consumers.queued[count:]
         changed = {fact for written in consumers.storing for fact, _ in written.before}
+        # value_of() below gives the newest values, which must be those of this batch and not of a later one.
         assert not (consumers.unsure and consumers.queued), "a failure leaves no steps that the first one comes before"
         again = [fact for fact in consumers.unsure if fact not in changed]
         records = [consumers.record(fact, consumers.value_of(fact)) for fact in again]
@@ -309,6 +313,7 @@ class Step:
 
     def have_failed(self, error: GroupError) -> None:
         consumers = self.consumers
+        # The queued steps too: they were decided from facts that are taken back.
         lost = [*consumers.storing, *consumers.queued]
         for written in reversed(lost):
             self._undo(written)
@@ -332,7 +337,7 @@ class Step:
     # -- timers
 
     def settle_timers(self, touched: Iterable[Fact]) -> None:
-        """Gives members the timers that fit what has become of them."""
+        """Sets and cancels the timers of members whose facts were touched."""
         consumers = self.consumers
         for kind, name in dict.fromkeys(touched):
             if kind not in (Kind.MEMBER, Kind.CURRENT):
@@ -365,7 +370,6 @@ class Step:
         if member_id in consumers.revocations:
             consumers.revocations.remove(member_id)
             self.effects.append(Cancel(self.group, RevocationEnds(member_id)))
-
         self._forget_classic_timers(member_id)
 
     def _forget_classic_timers(self, member_id: str) -> None:
@@ -438,17 +442,20 @@ class Step:
                 GroupError.FENCED_MEMBER_EPOCH,
                 f"the member is at epoch {before.member_epoch}, not at {request.member_epoch}",
             )
+        # In this order: what the member says, the epoch of the group, the targets of all, and how far this member gets.
         is_changed = self._take_facts(request)
         self._bump_epoch(is_changed)
         self._compute_targets()
         current = self._reconcile(member_id, request.owned)
         self._renew(member_id)
-        is_told = _is_whole(request) or current.assigned != before.assigned
+        assigned = None
+        if _is_whole(request) or current.assigned != before.assigned:
+            assigned = current.assigned
         return Beaten(
             member_id=member_id,
             member_epoch=current.member_epoch,
             heartbeat_interval_ms=self.around.rules.consumer_heartbeat_interval_ms,
-            assigned=current.assigned if is_told else None,
+            assigned=assigned,
         )
 
     def _check_dynamic(self, request: Beat) -> None:
@@ -457,9 +464,9 @@ class Step:
             raise unknown(request.member_id)
 
     def _check_static(self, request: Beat, instance_id: str) -> None:
-        """Who joins takes the place of a member that left for a while, or of one of the classic protocol, which never
-        says so. Kafka refuses also a member that repeats its own joining because the answer was lost; it would have to
-        wait for the end of its session.
+        """A member that joins takes the place of one that left for a while, or of one of the classic protocol, which
+        never says that it leaves. Unlike Kafka this accepts a member that repeats its own joining because the answer
+        was lost: there it has to wait for the end of its session.
         """
         consumers = self.consumers
         if request.member_epoch != _JOINS:
@@ -487,7 +494,7 @@ class Step:
             raise unknown(request.member_id)
 
     def _replace(self, old_id: str, new_id: str) -> None:
-        """Gives one member all that another had, which joins again."""
+        """Gives all facts of one member to another, the same instance, which joins again."""
         consumers = self.consumers
         member = attrs.evolve(consumers.members[old_id], classic=None)
         target = consumers.targets.get(old_id, NOTHING)
@@ -498,7 +505,7 @@ class Step:
         self._put((Kind.CURRENT, new_id), current)
 
     def _take_facts(self, request: Beat) -> bool:
-        """Keeps what the request says of the member. Whether what it subscribes to is other than before."""
+        """Keeps what the request says of the member. Returns whether its subscription has changed."""
         member_id = request.member_id
         before = self.consumers.members.get(member_id)
         known = before or ConsumerMember()
@@ -530,7 +537,7 @@ class Step:
     # -- topics
 
     def _resolve(self, pattern: str) -> bool:
-        """Looks which topics a pattern means. Whether these are others than before. Raises ValueError."""
+        """Finds the topics that a pattern matches. Returns whether they have changed. Raises ValueError."""
         topics = self.around.topics
         matches = self.around.compile(pattern)
         found = tuple(sorted(name for name in topics.names() if matches(name)))
@@ -541,14 +548,14 @@ class Step:
         return True
 
     def _forget_pattern(self, pattern: str | None) -> None:
-        """Unless a member still wants it."""
+        """Deletes the topics of a pattern, unless a member still uses it."""
         if pattern is None or pattern not in self.consumers.patterns:
             return
         if all(member.pattern != pattern for member in self.consumers.members.values()):
             self._put((Kind.PATTERN, pattern), None)
 
     def _bump_epoch(self, is_changed: bool) -> None:
-        """Raises the epoch of a new group, when a member wants other topics, and when the topics became others."""
+        """Raises the epoch of a new group, when a subscription has changed, and when subscribed topics have changed."""
         consumers = self.consumers
         topics = self.around.topics
         is_seen = consumers.seen_version == topics.version
@@ -556,7 +563,7 @@ class Step:
             return
         if not is_seen:
             for pattern in sorted({member.pattern for member in consumers.members.values() if member.pattern}):
-                # One that another broker took, and that we cannot read, goes on to mean what it meant.
+                # A pattern that another broker accepted, and that we cannot read, keeps its topics.
                 with contextlib.suppress(ValueError):
                     is_changed |= self._resolve(pattern)
         metadata_hash = consumers.hash_of(topics)
@@ -600,7 +607,7 @@ class Step:
         return Beaten(member_id=member_id, member_epoch=request.member_epoch, heartbeat_interval_ms=0)
 
     def _go_away(self, member_id: str) -> None:
-        """A static member keeps what is assigned to it; what it was to give up it has given up by leaving."""
+        """A static member keeps its assignment. By leaving it has given up the partitions that it had to give up."""
         current = self.consumers.current(member_id)
         if current.member_epoch == AWAY:
             return
@@ -633,7 +640,7 @@ def unknown(member_id: str) -> Refused:
 
 
 def _is_whole(request: Beat) -> bool:
-    """Whether a request says all there is to say, as after an answer that was lost, and so is told all."""
+    """Whether a request has all fields, as after an answer that was lost: then the answer has all fields too."""
     if request.member_epoch == _JOINS:
         return True
     subscribes = request.topic_names is not None or request.pattern is not None

@@ -1,12 +1,12 @@
-"""Who is in a group: joining, syncing, heartbeats, leaving, and what happens when their time is over.
+"""The members of a group: joining, syncing, heartbeats, leaving, and timeouts.
 
 Rules (the classic protocol, wire protocol section 7; group.py draws the states):
 - A member's request that has to wait for others is kept as its waiter; a second one of its kind ends the first.
-- What is stored comes first: a group is Stable once its record is on disk.
+- The record comes first: a group is Stable once it is on disk.
 - A lost connection removes no member. A session ends only by its timeout, which requests renew and waiting suspends.
-- What members hand to one another in bytes is not interpreted, except for the topics they subscribe to.
+- The bytes that members send each other are not interpreted, except for the topics they subscribe to.
 
-Each function changes one group and returns the effects. If the group is Dead afterwards, no request is to find it.
+Each function changes one group and returns the effects. If the group is Dead afterwards, no request may find it.
 """
 
 from __future__ import annotations
@@ -52,13 +52,14 @@ _NEW_MEMBER_MS: Final = 300_000
 #: The least time between two checks whether static members that have not rejoined are still waited for.
 _LEAST_WAIT_MS: Final = 1_000
 _LAST_GENERATION: Final = 2**31 - 1
-#: What fits into the texts of records, whose length is an int16, with room for what ids are made longer by.
+#: The longest text of a record, whose length is an int16; less, because ids are made of texts and something more.
 _TEXT_BYTES: Final = 32_000
 _CLIENT_ID_CHARACTERS: Final = 255
 
 
 def is_too_long(text: str) -> bool:
     """Whether no record could hold a text."""
+    # A character has four bytes at most, so most texts need not be encoded to know.
     return len(text) > _TEXT_BYTES // 4 and len(text.encode("utf-8", "surrogatepass")) > _TEXT_BYTES
 
 
@@ -120,7 +121,9 @@ def heartbeat(
         return error, []
     step = Step(group, rules, now_ms)
     step.renew(group.members[member_id])
-    return GroupError.REBALANCE_IN_PROGRESS if group.state == PREPARING else None, step.effects
+    if group.state == PREPARING:
+        error = GroupError.REBALANCE_IN_PROGRESS  # the member learns from this that it has to join again
+    return error, step.effects
 
 
 def leave(
@@ -183,7 +186,7 @@ def begin_sessions(group: Group, now_ms: int, *, rules: Rules) -> list[Effect]:
 
 
 def begin_anew(group: Group, now_ms: int, *, rules: Rules) -> list[Effect]:
-    """Begins the sessions of all members, and a rebalance: they are to join again."""
+    """Begins the sessions of all members, and a rebalance: they have to join again."""
     step = Step(group, rules, now_ms)
     for member in group.members.values():
         step.renew(member)
@@ -192,7 +195,7 @@ def begin_anew(group: Group, now_ms: int, *, rules: Rules) -> list[Effect]:
 
 
 def turn_away(group: Group) -> list[Effect]:
-    """Ends what members wait for: another coordinator is to be asked."""
+    """Answers all requests that wait: their members have to ask another coordinator."""
     step = Step(group, None, 0)
     for member in group.members.values():
         step.end_join(member, GroupError.NOT_COORDINATOR)
@@ -201,7 +204,7 @@ def turn_away(group: Group) -> list[Effect]:
 
 
 def forget_pending(group: Group) -> list[Effect]:
-    """Waits no more for those who were given an id to join with."""
+    """Forgets the ids that were given out to join with, and were not used yet."""
     effects: list[Effect] = [Cancel(group, PendingEnds(member_id)) for member_id in sorted(group.pending)]
     group.pending.clear()
     return effects
@@ -282,10 +285,12 @@ class Step:
         return total > self.rules.members_max_bytes
 
     def _join_unknown(self, request: Join, waiter: Waiter, new_id: Callable[[], str]) -> None:
+        """A request without a member id: a newcomer, or a static member that was started again."""
         group = self.group
         instance_id = request.instance_id
         member_id = made_id(request, new_id)
         if instance_id is None:
+            # A response that is lost then leaves a pending id behind, and not a member that all others wait for.
             if request.takes_id_first:
                 group.pending.add(member_id)
                 self.effects.append(At(group, PendingEnds(member_id), self.now_ms + request.session_timeout_ms))
@@ -299,7 +304,7 @@ class Step:
         self._join_new(member_id, request, waiter)
 
     def _join_pending(self, request: Join, waiter: Waiter) -> None:
-        if request.instance_id is not None:  # such an id was given to a dynamic member
+        if request.instance_id is not None:  # pending ids are those of dynamic members
             self.reply(waiter, JoinRefused(GroupError.UNKNOWN_MEMBER_ID, request.member_id))
             return
         self._forget_pending(request.member_id)
@@ -323,7 +328,7 @@ class Step:
         )
         self._park_join(member, request, waiter)
         if group.state == PREPARING and group.is_first:
-            group.has_newcomer = True
+            group.has_newcomer = True  # the delay of the first members begins again
         group.add(member, request.protocol_type)
         self.renew(member, _NEW_MEMBER_MS)
         self._rebalance()
@@ -365,6 +370,7 @@ class Step:
         group.swap(old, member)
         self._park_join(member, request, waiter)
         self.renew(member)
+        # Without a rebalance, if the group may stay as it is: the others do not notice that the member was restarted.
         if group.state != STABLE or group.vote() != group.protocol:
             self._rebalance()
             return
@@ -378,7 +384,7 @@ class Step:
         if member.joining is not done.waiter or group.generation != done.generation or group.state != STABLE:
             return  # a rebalance has begun, and answers it
         member.joining = None
-        if error is not None:
+        if error is not None:  # the record does not have the new id: the old one counts again
             self.cancel_session(member)
             group.swap(member, done.old)
             self.renew(done.old)
@@ -406,10 +412,10 @@ class Step:
             self._rebalance()
 
     def prepare(self) -> None:
-        """Begins a rebalance: all members are to join again."""
+        """Begins a rebalance: all members have to join again."""
         group = self.group
         ended = [member for member in group.members.values() if member.syncing is not None]
-        if group.state == COMPLETING:
+        if group.state == COMPLETING:  # those of this generation never became known
             for member in group.members.values():
                 member.assignment = b""
         self.cancel_sync_timer()
@@ -427,7 +433,7 @@ class Step:
         else:
             self._set_join_timer(JoinEnds(), group.rebalance_timeout_ms)
         for member in ended:
-            if member.syncing is not None:
+            if member.syncing is not None:  # complete_join() may have removed the member, and answered it
                 self.renew(member)
                 self.end_sync(member, GroupError.REBALANCE_IN_PROGRESS)
 
@@ -451,18 +457,19 @@ class Step:
         self._set_join_timer(DelayEnds(max(left_ms - delay_ms, 0)), min(delay_ms, left_ms))
 
     def complete_join(self) -> None:
-        """Ends the phase of joining: those who came make the next generation."""
+        """Ends the phase of joining: the members that joined are the next generation."""
         group = self.group
         self.cancel_join_timer()
         assert group.state == PREPARING, group.state
+        # A static member keeps its place until its session ends: it may be restarting.
         for member in list(group.members.values()):
             if member.joining is None and member.instance_id is None:
                 self.remove(member)
         if group.members and not group.elect():
-            # Only static members are left, and none has come: their sessions decide.
+            # Only static members are left, and none has joined: wait until one does, or until their sessions end.
             self._set_join_timer(JoinEnds(), max(group.rebalance_timeout_ms, _LEAST_WAIT_MS))
             return
-        group.generation = group.generation % _LAST_GENERATION + 1
+        group.generation = group.generation % _LAST_GENERATION + 1  # 1 follows on the largest int32
         group.is_first = False
         group.unsynced.clear()
         if group.members:
@@ -490,6 +497,7 @@ class Step:
         for member in group.members.values():
             if member.joining is not None:
                 self.reply(member.joining, group.joined(member))
+                # Its session did not run while it waited.
                 member.joining = None
                 self.renew(member)
             member.is_new = False
@@ -530,6 +538,7 @@ class Step:
             return
         self.end_sync(member, GroupError.REBALANCE_IN_PROGRESS)  # it asks again over another connection
         member.syncing = waiter
+        # Also for the leader, until the assignments are on disk: assigned() answers all.
         if group.leader == member.member_id:
             done = Assigned(group.generation, request.assignments)
             self.effects.append(Store(group, group.records(request.assignments), done))
@@ -546,7 +555,7 @@ class Step:
     def assigned(self, done: Assigned, error: GroupError | None) -> None:
         group = self.group
         if group.state != COMPLETING or group.generation != done.generation:
-            return  # a member has joined or left meanwhile, and all were told
+            return  # a member has joined or left meanwhile, and all were answered then
         waiting = [member for member in group.members.values() if member.syncing is not None]
         if error is not None:
             for member in waiting:
@@ -596,7 +605,9 @@ class Step:
 
         So most heartbeats set no timer.
         """
-        member.deadline_ms = self.now_ms + (member.session_timeout_ms if timeout_ms is None else timeout_ms)
+        if timeout_ms is None:
+            timeout_ms = member.session_timeout_ms
+        member.deadline_ms = self.now_ms + timeout_ms
         if member.timer_ms is None or member.timer_ms > member.deadline_ms:
             self._set_session(member)
 
@@ -611,13 +622,16 @@ class Step:
 
     def end_session(self, member: Member) -> None:
         member.timer_ms = None
-        if self.now_ms < member.deadline_ms:
+        if self.now_ms < member.deadline_ms:  # renewed since the timer was set
             self._set_session(member)
-        elif member.is_new or not member.is_waiting:
-            # A member that waits for us cannot send heartbeats; its reply renews the session.
-            self.effects.append(SessionEnded(self.group.group_id, member.member_id))
-            self.remove(member)
-            self.rebalance_after_loss()
+            return
+        # A member whose request waits here cannot send heartbeats; the reply renews its session. A new one does not
+        # wait for ever, because it may be dead: nothing was heard of it since it joined.
+        if member.is_waiting and not member.is_new:
+            return
+        self.effects.append(SessionEnded(self.group.group_id, member.member_id))
+        self.remove(member)
+        self.rebalance_after_loss()
 
     def remove(self, member: Member) -> None:
         self.cancel_session(member)

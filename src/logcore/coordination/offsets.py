@@ -1,10 +1,10 @@
 """The offsets of a group: commits, their deletion and their expiry.
 
 Rules:
-- A commit is seen, and answered, once its record is on disk.
-- A member may not commit while the leader divides the partitions, and asks again. One that leaves may: until the leader
-  has divided them, nobody else has been given what it read.
-- Until then it counts as about to be there: who deletes the group or the topic meanwhile deletes it too.
+- A commit is visible, and answered, once its record is on disk. Until then it is in `storing`: deleting the group or
+  the topic meanwhile deletes it too.
+- A member may not commit while the leader divides the partitions; it asks again. A member that leaves may commit: until
+  the leader has divided them, no other member has got the partitions that it read.
 - A commit inside a transaction counts once the transaction's marker says so, unless a later one counts by then.
 
 Which topics exist and how long metadata may be is the caller's to check.
@@ -41,6 +41,7 @@ def check_commit(group: Group, who: Committer, now_ms: int, *, rules: Rules) -> 
     if group.consumers is not None:
         return _check_consumer(group, who), []
     if who.generation < 0:
+        # A client without a group protocol. In a group with members it could overwrite their commits.
         if group.state == EMPTY:
             return None, []
         if not who.member_id and who.instance_id is None:
@@ -78,7 +79,7 @@ def commit_in_transaction(
 ) -> list[Effect]:
     """Stores offsets that count if and when the producer's transaction commits; the reply comes once they are on disk.
 
-    They are unstable from now on, so that the marker finds them whatever the disk tells first.
+    They are in `unstable` from now on: the marker may be reported before this record is.
     """
     records = tuple((commit_key(group.group_id, *key), commit_value(each)) for key, each in offsets.items())
     order = group.next_order()
@@ -135,6 +136,7 @@ def deleted(group: Group, done: OffsetsDeleted, error: GroupError | None) -> lis
 
 def forget_topics(group: Group, names: set[str]) -> list[Effect]:
     """Deletes the offsets of deleted topics, at once: a new topic of such a name begins without any."""
+    # Those that are committed, and those on their way to the disk or in an open transaction.
     keys = [(topic, partition) for topic in names for partition in group.offsets.get(topic, ())]
     keys += [key for key in group.offset_keys() if key[0] in names and key not in keys]
     group.forget(keys)

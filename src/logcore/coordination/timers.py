@@ -1,4 +1,4 @@
-"""What is due at which time. It starts nothing: the owner of a clock asks `next_ms` and takes `due()`."""
+"""Timers without a clock: the owner of one asks `next_ms` when the next is due, and takes `due()` then."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ class Timers(Generic[Name]):
         token = next(self._next_token)
         self._tokens[name] = token
         heapq.heappush(self._heap, (deadline_ms, token, name))
+        # Cancelled entries leave the heap when they come to its top. Here when they are more than half of it.
         if len(self._heap) > _SMALL and len(self._heap) > 2 * len(self._tokens):
             self._heap = [entry for entry in self._heap if self._counts(entry)]
             heapq.heapify(self._heap)

@@ -1,15 +1,15 @@
-"""All transactions that one coordinator looks after: which id stands how, and what each request makes of it. Pure.
+"""All transactions of one coordinator: the state of each transactional id, and how requests change it. Pure.
 
     transactions = Transactions()
-    effects = transactions.load(found, now_ms)          # what __transaction_state said, if it was there
+    effects = transactions.load(found, now_ms)          # what was read from __transaction_state, if it exists
     effects = transactions.ask(request, waiter, now_ms)
 
 Rules (broker reference, sections 3.3 to 3.11; Kafka's TransactionCoordinator):
 - A transition is made in memory once its record is on disk. The prepare record is on disk before a marker is written,
   all markers before the complete record.
-- A request that meets a record on its way, or markers on their way, waits for them. Where markers could not be written
-  it is told to come again.
-- A record that could not be stored may be on disk or not. So its coordinator is over, and another one loads what is.
+- A request that meets a record on its way, or markers on their way, waits for them. If markers could not be written, it
+  is told to come again.
+- A record that could not be stored may be on disk or not. So its coordinator ends, and another one loads what is there.
 - An abort that no client asked for raises the epoch, so that the producer finds itself fenced.
 
 Not here: shapes and codes of the protocol, the log that stores the records, the partitions' own state, which partitions
@@ -70,8 +70,8 @@ class Transaction:
 
     stored: its last record on disk, None while its first one is on its way. last_epoch: the epoch before the present
     one, for a producer that asks again; never on disk. storing: the record on its way. left: partitions whose markers
-    are missing. is_stuck: a marker could not be written, so requests are not kept waiting. ending: who asked for the
-    end under way. waiting: requests that came meanwhile.
+    are missing. is_stuck: a marker could not be written, so requests are not kept waiting. ending: (waiter, result) of
+    the request that ends the transaction now. waiting: requests that came meanwhile.
     """
 
     transactional_id: str
@@ -108,7 +108,7 @@ class Transactions:
     # -- looking
 
     def get(self, transactional_id: str) -> StoredTransaction | None:
-        """How an id stands; None for one that is not known."""
+        """The last record of an id that is on disk; None for an unknown id."""
         transaction = self._transactions.get(transactional_id)
         if transaction is None:
             return None
@@ -171,6 +171,7 @@ class Transactions:
         owners = {each.stored.producer_id: each for each in self._transactions.values() if each.stored is not None}
         for partition, producers in found.items():
             for producer_id, epoch in producers:
+                # One that a record names is ended by that record, now or at its timeout.
                 owner = owners.get(producer_id)
                 if owner is None or not _holds(owner.stored, partition, epoch):
                     epochs[producer_id] = max(epoch, epochs.get(producer_id, 0))
@@ -203,6 +204,7 @@ class Transactions:
         if effect.stored is None:
             del self._transactions[transaction.transactional_id]
         elif effect.stored.status is Status.ONGOING:
+            # The timeout counts from the first partition of a transaction, not from later ones.
             has_begun = before is None or before.status is not Status.ONGOING
             if has_begun and effect.stored.timeout_ms != NO_TIMEOUT:
                 due_ms = effect.stored.start_ms + effect.stored.timeout_ms
@@ -216,7 +218,7 @@ class Transactions:
         return [*effects, *self._go_on(transaction, now_ms)]
 
     def _mark(self, transaction: Transaction, now_ms: int) -> list[Effect]:
-        """Writes the markers that are missing, or the complete record where none is."""
+        """Writes the missing markers, or the complete record if none is missing."""
         stored = transaction.stored
         assert stored is not None and stored.status in _PREPARED, stored
         if transaction.left:
@@ -238,12 +240,12 @@ class Transactions:
         transaction.is_stuck = True
         effects: list[Effect] = []
         if transaction.ending is not None:
-            effects += self._tell_ending(transaction)  # what was prepared will be
+            effects += self._tell_ending(transaction)  # the decision is on disk, so it will be carried out
         effects.append(At(transaction.transactional_id, now_ms + RETRY_MS))
         return [*effects, *self._go_on(transaction, now_ms)]
 
     def taken(self, effect: TakeProducerId, producer_id: int | None, now_ms: int) -> list[Effect]:
-        """A producer id is there; None: none could be had."""
+        """The outcome of TakeProducerId: a producer id, None if none could be had."""
         if self.is_over or producer_id is None:
             return _reply(effect.waiter, TransactionError.COORDINATOR_NOT_AVAILABLE)
         self._spare_ids.append(producer_id)
@@ -259,7 +261,7 @@ class Transactions:
         return self.ask(Overdue(transactional_id), None, now_ms)
 
     def expire(self, now_ms: int) -> list[Effect]:
-        """Takes away ids that have not been used for a week. To be called every EXPIRY_CHECK_MS or so."""
+        """Deletes ids that have not been used for a week. To be called every EXPIRY_CHECK_MS or so."""
         effects: list[Effect] = []
         for transaction in list(self._transactions.values()):
             stored = transaction.stored
@@ -371,13 +373,14 @@ class Transactions:
             if expected not in (-1, stored.producer_epoch):
                 # A producer that was replaced: it would be refused in the end, so it does not abort the other's.
                 return _reply(waiter, TransactionError.PRODUCER_FENCED)
+            # First the abort; then this request comes up again, and finds the id idle.
             transaction.waiting.appendleft((request, waiter))
             return self._fence(transaction, now_ms)
-        if expected == -1:
+        if expected == -1:  # a new producer of the id
             last_epoch = -1
-        elif expected == stored.producer_epoch and not is_retry_of_change:
+        elif expected == stored.producer_epoch and not is_retry_of_change:  # the present one asks for the next epoch
             last_epoch = expected
-        elif expected == transaction.last_epoch:
+        elif expected == transaction.last_epoch:  # it asked before, and the answer was lost: the same one again
             return [Reply(waiter, Identity(stored.producer_id, stored.producer_epoch))]
         else:
             return _reply(waiter, TransactionError.PRODUCER_FENCED)
@@ -402,7 +405,7 @@ class Transactions:
         )
 
     def _first(self, request: Initialize, waiter: Waiter, now_ms: int) -> list[Effect]:
-        """An id that is not known; a producer id in the request is passed over, as in Kafka."""
+        """Initializes an unknown id; a producer id in the request is ignored, as in Kafka."""
         if not self._spare_ids:
             return [TakeProducerId(request, waiter)]
         transaction = Transaction(request.transactional_id)
@@ -425,15 +428,19 @@ class Transactions:
             return _reply(waiter, error)
         if stored.status in _PREPARED:
             return _reply(waiter, TransactionError.CONCURRENT_TRANSACTIONS)
-        is_ongoing = stored.status is Status.ONGOING
-        if is_ongoing and request.partitions <= stored.partitions:
-            return _reply(waiter, None)
+        partitions = request.partitions
+        start_ms = now_ms
+        if stored.status is Status.ONGOING:
+            if request.partitions <= stored.partitions:
+                return _reply(waiter, None)  # all of them are in it already
+            partitions = stored.partitions | request.partitions
+            start_ms = stored.start_ms
         ongoing = attrs.evolve(
             stored,
             status=Status.ONGOING,
-            partitions=stored.partitions | request.partitions if is_ongoing else request.partitions,
+            partitions=partitions,
             update_ms=now_ms,
-            start_ms=stored.start_ms if is_ongoing else now_ms,
+            start_ms=start_ms,
             client_version=request.client_version,
         )
         return self._store(transaction, ongoing, waiter=waiter, last_epoch=transaction.last_epoch)
@@ -458,31 +465,37 @@ class Transactions:
         """Decides the transaction. With version 2 the record, and so the markers, have the next epoch."""
         stored = transaction.stored
         assert stored is not None
-        is_second = request.client_version >= 2
         epoch = stored.producer_epoch
+        last_epoch = -1
         next_id = -1
         identity = Identity(stored.producer_id, epoch)
-        if is_second:
+        if request.client_version >= 2:
+            last_epoch = epoch
             epoch += 1
             identity = Identity(stored.producer_id, epoch)
-            if epoch > LAST_EPOCH:
+            if epoch > LAST_EPOCH:  # the epochs of this producer id are used up: the producer goes on with another
                 if not self._spare_ids:
                     return [TakeProducerId(request, waiter)]
                 next_id = self._spare_ids.pop()
                 identity = Identity(next_id, 0)
-        is_ongoing = stored.status is Status.ONGOING
+        # With version 2 a producer may abort though nothing was begun, which raises its epoch.
+        partitions: frozenset[Partition] = frozenset()
+        start_ms = now_ms
+        if stored.status is Status.ONGOING:
+            partitions = stored.partitions
+            start_ms = stored.start_ms
         prepared = attrs.evolve(
             stored,
             producer_epoch=epoch,
-            status=Status.PREPARE_COMMIT if request.commit else Status.PREPARE_ABORT,
-            partitions=stored.partitions if is_ongoing else frozenset(),
+            status=_prepared(request),
+            partitions=partitions,
             update_ms=now_ms,
-            start_ms=stored.start_ms if is_ongoing else now_ms,
+            start_ms=start_ms,
             next_producer_id=next_id,
             client_version=request.client_version,
         )
         transaction.ending = (waiter, identity)
-        return self._store(transaction, prepared, last_epoch=stored.producer_epoch if is_second else -1)
+        return self._store(transaction, prepared, last_epoch=last_epoch)
 
     def _fence(
         self,
@@ -499,13 +512,16 @@ class Transactions:
         assert stored is not None and stored.status not in _PREPARED, stored
         is_ongoing = stored.status is Status.ONGOING
         assert is_ongoing or orphans, stored
+        start_ms = now_ms
+        if is_ongoing:
+            start_ms = stored.start_ms
         prepared = attrs.evolve(
             stored,
             producer_epoch=max(min(stored.producer_epoch + 1, _TOP_EPOCH), least_epoch),
             status=Status.PREPARE_ABORT,
             partitions=stored.partitions | orphans,
             update_ms=now_ms,
-            start_ms=stored.start_ms if is_ongoing else now_ms,
+            start_ms=start_ms,
             client_version=2,
         )
         return self._store(transaction, prepared)
@@ -523,7 +539,7 @@ class Transactions:
 
 
 def _completed(stored: StoredTransaction, now_ms: int) -> StoredTransaction:
-    """The record behind all markers. Where the epochs are used up the next producer id takes over."""
+    """The record to store once all markers are on disk. If the epochs are used up, it has the next producer id."""
     if stored.status is Status.PREPARE_COMMIT:
         status = Status.COMPLETE_COMMIT
     else:
@@ -555,11 +571,22 @@ def _decide_first(stored: StoredTransaction, request: End) -> TransactionError |
         return error
     if stored.status is Status.ONGOING:
         return True
-    if stored.status is (Status.COMPLETE_COMMIT if request.commit else Status.COMPLETE_ABORT):
+    if request.commit:
+        complete = Status.COMPLETE_COMMIT
+    else:
+        complete = Status.COMPLETE_ABORT
+    if stored.status is complete:
         return False
-    if stored.status is (Status.PREPARE_COMMIT if request.commit else Status.PREPARE_ABORT):
+    if stored.status is _prepared(request):
         return TransactionError.CONCURRENT_TRANSACTIONS
     return TransactionError.INVALID_TXN_STATE
+
+
+def _prepared(request: End) -> Status:
+    """The status that a request asks for, while its markers are being written."""
+    if request.commit:
+        return Status.PREPARE_COMMIT
+    return Status.PREPARE_ABORT
 
 
 def _decide_second(stored: StoredTransaction, request: End) -> TransactionError | bool:
@@ -599,8 +626,8 @@ def _decide_second(stored: StoredTransaction, request: End) -> TransactionError 
 
 
 def _holds(stored: StoredTransaction | None, partition: Partition, epoch: int) -> bool:
-    """Whether the end of a transaction ends what a producer of this epoch has open in the partition. A record that was
-    lost may have raised the epoch.
+    """Whether ending the transaction of a record also ends what a producer of this epoch has open in the partition.
+    Not if its epoch is higher: a record that was lost may have raised it.
     """
     return stored is not None and partition in stored.partitions and epoch <= stored.producer_epoch
 

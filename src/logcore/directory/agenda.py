@@ -1,4 +1,4 @@
-"""Which of many things has something due when, so that work in time need not look at all of them.
+"""When each of many things is due, so that work in time need not look at all of them.
 
 Rules:
 - A thing is due once: at the earliest time it was put down for, or at once after stir().
@@ -32,8 +32,10 @@ class Agenda(Generic[T]):
 
     def put(self, thing: T, time: int) -> None:
         """It is due at a time, instead of when it was before."""
+        # The number keeps the heap from comparing things of equal time.
         self._times[thing] = time
         heapq.heappush(self._heap, (time, next(self._numbers), thing))
+        # Old entries stay in the heap until their time comes; here at the latest, so that it does not grow for ever.
         if len(self._heap) > 64 and len(self._heap) > 4 * len(self._times):
             self._heap = [entry for entry in self._heap if self._times.get(entry[2]) == entry[0]]
             heapq.heapify(self._heap)

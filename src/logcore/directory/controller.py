@@ -38,7 +38,7 @@ class Described(Protocol):
 
 
 class Directory(Protocol):
-    """What is asked of the LogDir."""
+    """The methods of a LogDir that are used here."""
 
     @property
     def path(self) -> str: ...
@@ -70,7 +70,7 @@ class Controller:
 
     def look(self, registry: FileRegistry) -> None:
         """Does a piece of what is due. Raises what changing the registry raises; the next look begins again."""
-        if not self._lock.acquire(blocking=False):  # another thread is at it
+        if not self._lock.acquire(blocking=False):  # another thread does it now
             return
         try:
             now_ms = self._fs.monotonic_ms()
@@ -89,7 +89,7 @@ class Controller:
         directory = self._directory
         views.claim_cluster(registry, directory.cluster_id)
         epoch = paths.elect(registry, directory.node_id, self._fs.now_ms())
-        if epoch is None:  # the one before has not ended yet
+        if epoch is None:  # the session of the controller before has not ended yet
             return
         self.epoch = epoch
         tell("registry", INFO, "%s: this process is the controller, epoch %d", directory.path, epoch)

@@ -1,10 +1,10 @@
-"""A partition's log once more, with the same offsets, up to an offset: for forks and snapshots.
+"""Copies a partition's log up to an offset, with the same offsets: for forks and snapshots.
 
 Rules:
-- Sealed segments are hard links where the file system can: they never change, and whatever replaces one does so by
-  rename. They are copied where it cannot.
-- The last segment of the copy is a file of its own, because it is going to be appended to.
-- Everything is on disk when this returns; who gives the new directory its meaning does so afterwards.
+- Sealed segments are hard links if the file system has them: they never change, and whatever replaces one does so by
+  rename. Else they are copied.
+- The last segment of the copy is a file of its own, because it will be appended to.
+- Everything is on disk when this returns; only then does the caller make the new directory a partition.
 
 This module makes the files of one copy. forking.py and snapshots.py keep half a copy from being mistaken for a whole
 one.
@@ -26,8 +26,8 @@ from logcore.segment import Segment
 
 
 def copy_log(log: Log, directory: str, at_offset: int | None = None) -> int:
-    """Puts a log's records below at_offset, by default its high watermark, into a directory that is there and empty of
-    segments. Returns the end of the copy.
+    """Puts a log's records below at_offset, by default its high watermark, into an existing directory without segments.
+    Returns the end of the copy.
 
     A batch that at_offset lies in is cut. A transaction that is open there stays open in the copy. Raises
     OffsetOutOfRangeError outside [log start, high watermark], CompactionAbandonedError (retriable) when the log is
@@ -53,8 +53,7 @@ def copy_log(log: Log, directory: str, at_offset: int | None = None) -> int:
         for segment, after in zip(segments[:-1], ends, strict=False):
             if after <= end:
                 _link_segment(view.fs, segment, directory)
-        # Also where the cut is the end of a segment: what the copy appends must not go into a file that the
-        # log shares.
+        # A new file also if the cut is the end of a segment: the copy must not append to a file that the log shares.
         last = next(segment for segment in reversed(segments) if segment.base_offset <= end)
         if last.base_offset < end:
             _copy_front(view, last, end, directory)
@@ -68,7 +67,7 @@ def copy_log(log: Log, directory: str, at_offset: int | None = None) -> int:
 
 
 def _link_segment(fs: FS, segment: Segment, directory: str) -> None:
-    segment.keep()
+    segment.keep()  # opened, so that is_current() below compares with this very file
     for suffix in SEGMENT_FILES:
         if suffix == LOG or fs.exists(segment.file(suffix)):
             _link(fs, segment.file(suffix), os.path.join(directory, file_name(segment.base_offset, suffix)))

@@ -1,9 +1,9 @@
 """A fork: a new topic that has another's records below an offset.
 
 Rules:
-- The new topic is there, whole, or not at all. Until it is whole, the file of topics calls it deleting, so that the
-  next opening undoes what a crash left.
-- Copies are made in directories whose names are none of a partition, and are renamed when all of them are whole.
+- The new topic exists whole or not at all. Until it is whole, the file of topics calls it deleting, so that the next
+  opening undoes what a crash left.
+- Copies are made in directories whose names are not those of partitions, and renamed when all of them are whole.
 
 This module decides no offset and opens no log: the directory (logdir.py) does.
 """

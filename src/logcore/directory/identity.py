@@ -67,8 +67,9 @@ class ProducerIds:
         self._end = 0  # of those that were noted
 
     def next(self) -> int:
-        """One that was never given out. Raises CorruptLogError where the note is damaged."""
+        """One that was never given out. Raises CorruptLogError if the note is damaged."""
         if self._next >= self._end:
+            # Read for each block: another process that shares the directory may have taken blocks since.
             content = checkpoint.read(self._fs, self._path, checkpoint.PRODUCER_IDS)
             first: int | None = 0
             if content is not None:

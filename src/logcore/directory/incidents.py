@@ -1,7 +1,7 @@
-"""What failed in work that no caller waits for: kept by kind, told to loggers and to the callback.
+"""Errors in work that no caller waits for: kept by kind, reported to loggers and to the callback.
 
 Rules:
-- An incident is told when it is met the first time, the tenth, the hundredth and so on, and always kept.
+- An incident is reported when it is met the first time, the tenth, the hundredth and so on, and always kept.
 - Of more than a hundred kinds the one that was met longest ago is forgotten.
 
 This module decides nothing about what goes on after an error; its caller does.
@@ -25,7 +25,7 @@ class Incidents:
     """Those of one directory. All methods may be called from several threads."""
 
     def __init__(self, fs: FS, on_incident: Callable[[Incident], None] | None) -> None:
-        """on_incident: called in the thread at work, each time an incident is told."""
+        """on_incident: called in the thread at work, each time an incident is reported."""
         self._fs = fs
         self._on_incident = on_incident
         self._known: dict[tuple[str, str, str], Incident] = {}  # the one met last is last; written under _lock
@@ -45,20 +45,27 @@ class Incidents:
         now_ms = self._fs.now_ms()
         kind = type(error).__name__
         with self._lock:
-            known = self._known.pop((work, where, kind), None)
+            known = self._known.pop((work, where, kind), None)  # put back below, as the last one
+            count = 1
+            first_ms = now_ms
+            if known is not None:
+                count = known.count + 1
+                first_ms = known.first_ms
             incident = Incident(
                 work=work,
                 where=where,
                 kind=kind,
                 reason=str(error),
-                count=1 if known is None else known.count + 1,
-                first_ms=now_ms if known is None else known.first_ms,
+                count=count,
+                first_ms=first_ms,
                 last_ms=now_ms,
             )
             self._known[work, where, kind] = incident
             if len(self._known) > _MOST_KINDS:
                 del self._known[next(iter(self._known))]
-        if str(incident.count).strip("0") == "1":  # an error met at each tick is not told at each
+        # 1, 10, 100 and so on: an error that every tick meets is not reported by each. Without the lock, because the
+        # callback may ask for the incidents.
+        if str(incident.count).strip("0") == "1":
             tell(work, WARNING, "%s: %s: %s (%d times)", where, kind, incident.reason, incident.count)
             if self._on_incident is not None:
                 self._on_incident(incident)

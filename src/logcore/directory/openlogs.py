@@ -88,7 +88,7 @@ class OpenLogs:
             self._upkeeper.admit(key, log)
         self.known[key] = log
         if self._claim is not None:
-            self._upkeeper.visit(key, log)  # last: a tick() drops what is not among the open logs
+            self._upkeeper.visit(key, log)  # last: a tick() drops a log that is not among the open ones
         self._leader_epochs.pop(key, None)  # from now on the log knows, and it may rise
         return log
 
@@ -111,8 +111,9 @@ class OpenLogs:
             for log in logs.values():
                 log.close()
             return
+        # All partitions were opened, and so checked: the directory may be marked as clean. Before they are closed,
+        # because closing syncs the indexes that a clean directory is believed.
         if set(everything) <= set(logs):
-            # Said before they are closed, because then they sync what is believed of a clean directory.
             claim.call_clean()
         try:
             with claim.gathering() as recovery_points:

@@ -1,13 +1,14 @@
-"""What the processes that share a log directory do about its topics: each follows what the others make and delete.
+"""The topics of a log directory that processes share: each process follows what the others make and delete.
 
 Rules:
-- What belongs to no single partition is read again and changed under the directory's turn. Who holds the turn of a
-  partition may take that of the directory, so no partition is opened, closed or changed inside the latter.
-- What a crash left half done is finished by a process that is alone, when it opens the directory.
+- Everything that belongs to no single partition is read again and changed under the directory's turn. The holder of a
+  partition's turn may take that of the directory, so no partition is opened, closed or changed inside the latter: two
+  processes would wait for each other.
+- Work that a crash left half done is finished by a process that is alone, when it opens the directory.
 - A topic is called deleting first; then the note of each of its partitions says so, for processes that have them open;
-  then the files go.
+  then the files are removed.
 
-This module opens no log. Where a directory is not shared, it does nothing.
+This module opens no log. In a directory that is not shared it does nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from logcore.names import partition_name
 
 
 class Directory(Protocol):
-    """What is asked of the LogDir."""
+    """The methods of a LogDir that are used here."""
 
     def known_logs(self) -> Mapping[Key, Log]: ...
     def close_logs(self, topics: Collection[str]) -> None: ...
@@ -81,8 +82,8 @@ class Sharing:
         self._seen = seen
 
     def follow(self) -> None:
-        """As look(), and brings the open logs in line: those of deleted topics are closed, settings that were changed
-        are in force. Looks at the logs only where something has changed: each tick comes by.
+        """As look(), and brings the open logs in line: closes those of deleted topics, and puts changed settings in
+        force. Every tick calls this, so the logs are compared only if the file of topics has changed.
         """
         if not self.is_shared:
             return
@@ -93,7 +94,7 @@ class Sharing:
         known = self._registry.known
         logs = self._directory.known_logs()
         gone = {topic for topic, number in logs if topic not in known or number not in known[topic].numbers}
-        # One that was deleted and made again since the last look is another.
+        # A topic that was deleted and made again since the last look has another id: its open logs are of the old one.
         gone |= {name for name, _ in logs if self._is_other(before.get(name), known.get(name))}
         if gone:
             self._directory.close_logs(gone)
@@ -112,7 +113,7 @@ class Sharing:
         return before is not None and topic is not None and topic.topic_id is not None and topic.topic_id != before
 
     def finish_elsewhere(self) -> None:
-        """Ends what processes that died have left half made or half deleted. Not inside changing()."""
+        """Removes the topics that dead processes have left half made or half deleted. Not inside changing()."""
         if self._claim is None or not self.is_shared:
             return
         with self.changing():
@@ -133,7 +134,7 @@ class Sharing:
             return ()
 
     def say_deleted(self, topic: str, numbers: Collection[int]) -> None:
-        """Tells processes that have partitions open that these are about to go. Not inside changing()."""
+        """Tells processes that have partitions open that these will be deleted next. Not inside changing()."""
         if self._claim is None or not self.is_shared:
             return
         from logcore.partition.sharing import say_deleted  # late: few directories are shared

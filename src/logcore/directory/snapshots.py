@@ -64,7 +64,7 @@ def take_snapshot(fs: FS, directory: Directory, incidents: Incidents, target: st
 
 
 def _copy_directory(fs: FS, directory: Directory, target: str) -> None:
-    """All partitions and what is noted of them, to a directory that is there and empty."""
+    """All partitions and what is noted of them, to an existing empty directory."""
     points: dict[Key, int | None] = {}
     starts: dict[Key, int | None] = {}
     # What groups have committed first, so that it lies in the copies of the topics.
@@ -74,6 +74,7 @@ def _copy_directory(fs: FS, directory: Directory, target: str) -> None:
             log = directory.partition(name, number)
             path = os.path.join(target, partition_name(name, number))
             fs.mkdir(path)
+            # Kafka reads the topic id from there.
             content = checkpoint.read(fs, log.path, checkpoint.PARTITION_METADATA)
             if content is not None:
                 checkpoint.write(fs, path, checkpoint.PARTITION_METADATA, content)

@@ -1,7 +1,8 @@
 """The file `logcore.topics`: a row for each topic that was made here, and the ids that Kafka gives topics.
 
 Rules:
-- The file is replaced in one step. A topic that it calls deleting is none: its files are going, or not all there yet.
+- The file is replaced in one step. A topic that it calls deleting does not exist: its files are being removed, or are
+  not all made yet.
 - The file may come from anywhere. All that it says is checked before any of it becomes a path or memory.
 
 This module makes no directory and opens no log.
@@ -38,7 +39,7 @@ class TopicEntry:
     count: int = 0
     overrides: dict[str, str] = attrs.Factory(dict)
     numbers: tuple[int, ...] = ()
-    is_deleting: bool = False  # in the file of topics: its files are going, or not all of them are there yet
+    is_deleting: bool = False  # in the file of topics: its files are being removed, or not all of them are made yet
     adding: int = 0  # in the file of topics: partitions from count to here are being made
 
     def as_json(self) -> dict[str, Any]:
@@ -75,9 +76,12 @@ class TopicEntry:
         except (KeyError, TypeError, ValueError):
             raise ValueError(f"topic {name} without an id") from None
         assert isinstance(count, int)
+        known_id: uuid.UUID | None = topic_id
+        if not topic_id.int:
+            known_id = None  # as_json() writes 0 for an id that was not looked up
         return cls(
             name,
-            topic_id if topic_id.int else None,
+            known_id,
             count,
             dict(overrides),
             tuple(range(count)),
@@ -124,7 +128,10 @@ def write_topics(fs: FS, path: str, topics: Iterable[TopicEntry], *, may_use_res
     if total > _MOST_IN_ALL:
         raise InvalidConfigError("partitions in all", expected=f"at most {_MOST_IN_ALL}", found=total)
     content = checkpoint.pack_topics(rows)
-    checkpoint.write(fs, path, checkpoint.TOPICS, content, reserve=path if may_use_reserve else None)
+    reserve = None
+    if may_use_reserve:
+        reserve = path
+    checkpoint.write(fs, path, checkpoint.TOPICS, content, reserve=reserve)
 
 
 def id_text(topic_id: uuid.UUID) -> str:

@@ -1,13 +1,14 @@
-"""The topics of a directory: which there are, their ids and settings; makes, changes and deletes them.
+"""The topics of a directory: their names, ids and settings; makes, changes and deletes them.
 
 Rules:
-- A topic is there, whole, or not at all: `logcore.topics` calls it deleting before its first directory is made and
-  before the first goes, and is replaced in one step. Directories that Kafka or a copy put there are topics too.
+- A topic exists whole or not at all: `logcore.topics` calls it deleting before its first directory is made and before
+  the first is removed, and is replaced in one step. Directories that Kafka or a copy put there are topics too.
 - Names and settings are checked before there is any effect.
 - Links are not followed.
 
-This module opens no log, and asks the directory (logdir.py) to close those of a topic that goes. All of it is called
-under the directory's lock, on a directory that is open, and what changes something on one that may be written.
+This module opens no log, and asks the directory (logdir.py) to close those of a topic that is deleted. All of it is
+called under the directory's lock, on a directory that is open; and all that changes something, on one that may be
+written.
 """
 
 from __future__ import annotations
@@ -90,8 +91,8 @@ class Directory(Protocol):
 
 
 class TopicRegistry:
-    """The topics of one directory. known: by name. version: another number after each change of it. deleting: those
-    that are gone and whose files are still there.
+    """The topics of one directory. known: by name. version: another number after each change of it. deleting: deleted
+    topics whose files still exist.
     """
 
     def __init__(
@@ -135,12 +136,14 @@ class TopicRegistry:
             rows = read_topics(self._fs, self.path)
         topics = {row.name: row for row in rows if not row.is_deleting}
         half_made = {row.name: range(row.count, row.adding) for row in rows}
-        going = {row.name for row in rows if row.is_deleting}
+        deleting = {row.name for row in rows if row.is_deleting}
+        # A directory that no row names was put there by Kafka or a copy: its topic is what the directories say.
         for name, numbers in found.items():
-            if name not in going:
-                topic_ = topics.setdefault(name, TopicEntry(name))
-                whole = {number for number in numbers if number not in half_made.get(name, ())}
-                topic_.numbers = tuple(sorted({*topic_.numbers, *whole}))
+            if name in deleting:
+                continue
+            topic = topics.setdefault(name, TopicEntry(name))
+            whole = {number for number in numbers if number not in half_made.get(name, ())}
+            topic.numbers = tuple(sorted({*topic.numbers, *whole}))
         self.known = topics
         self.version += 1
 
@@ -167,27 +170,29 @@ class TopicRegistry:
             topic.name: {*topic.numbers, *present.get(topic.name, ())} for topic in topics if topic.is_deleting
         }
         undone |= {topic.name: range(topic.count, topic.adding) for topic in topics if topic.adding}
+        # The rows go last: should this be cut off too, the next opening begins again.
         if undone:
             self._remove_partitions(undone)
             kept = [attrs.evolve(topic, adding=0) for topic in topics if not topic.is_deleting]
             write_topics(self._fs, self.path, kept)
+        # Directories that were renamed out of the way, and not removed any more.
         for name in self._fs.listdir(self.path):
             if is_deleted_partition(name):
                 with self._incidents.going_on("deletion", name):
                     self.remove_tree(name)
 
     def complete(self) -> None:
-        """Makes directories that a crash left unmade. One that had records is gone: opening it as a log says so."""
+        """Makes directories that a crash left unmade. One that had records was lost, and is not made as an empty one:
+        opening it as a log reports the loss.
+        """
         present = set(self._fs.listdir(self.path))
         assert self._claim is not None
         had = self._claim.checkpoints.all(checkpoint.RECOVERY_POINT)
-        self.make_partitions(
-            (
-                topic,
-                [n for n in range(topic.count) if f"{topic.name}-{n}" not in present and not had.get((topic.name, n))],
-            )
-            for topic in self.known.values()
-        )
+        missing: list[tuple[TopicEntry, list[int]]] = []
+        for topic in self.known.values():
+            numbers = [n for n in range(topic.count) if partition_name(topic.name, n) not in present]
+            missing.append((topic, [n for n in numbers if not had.get((topic.name, n))]))
+        self.make_partitions(missing)
 
     def topic(self, name: str) -> TopicEntry:
         """Raises TopicNotFoundError, with the name that is nearest."""
@@ -243,11 +248,13 @@ class TopicRegistry:
         """
         gone = {**self.deleting, **{topic.name: topic for topic in deleting}}
         topics = {**self.known, **{topic.name: topic for topic in changed}, **gone}
+        # No row for a topic of which only its directories tell.
         rows = [
             attrs.evolve(topic, is_deleting=name in gone)
             for name, topic in sorted(topics.items())
             if topic.count or topic.overrides or topic.topic_id or name in gone
         ]
+        # Rows of other processes, which are about to remove those files, are kept as they are.
         if self.deleting_elsewhere:
             rows += [row for row in read_topics(self._fs, self.path) if row.name in self.deleting_elsewhere]
         write_topics(self._fs, self.path, rows, may_use_reserve=makes_room)
@@ -320,7 +327,7 @@ class TopicRegistry:
             numbers=tuple(range(count)),
             overrides=self.own_overrides(topic),
         )
-        self.save(attrs.evolve(grown, count=present, adding=count))  # until they are there, a crash undoes it
+        self.save(attrs.evolve(grown, count=present, adding=count))  # until they exist, a crash undoes it
         try:
             self.make_partitions([(grown, range(present, count))])
             self.save(grown)
@@ -343,7 +350,7 @@ class TopicRegistry:
         self.known[name] = changed
 
     def start_deleting(self, topic: TopicEntry) -> None:
-        """From here on there is no such topic; finish_deleting() removes its files."""
+        """Deletes a topic, in one step; finish_deleting() removes its files."""
         self.save(deleting=[topic], makes_room=True)
         self.deleting[topic.name] = self.known.pop(topic.name)
         self.version += 1
@@ -355,6 +362,8 @@ class TopicRegistry:
         """
         from logcore.staging import applying
 
+        # Out of staged writes first: finishing one that is half in place needs the directories of all its topics. The
+        # row of the file last: as long as it exists, the next opening ends the deletion.
         doomed = dict(self.deleting)
         self._directory.close_logs(doomed)
         applying.drop_topics(self._fs, self.path, doomed)
@@ -364,7 +373,7 @@ class TopicRegistry:
         self.save(makes_room=True)
 
     def finish_rows(self, names: set[str]) -> None:
-        """Removes what is left of topics that the file calls deleting, for a process that died."""
+        """Removes the files of topics that a process was deleting when it died."""
         rows = read_topics(self._fs, self.path)
         doomed = {row.name: row.numbers for row in rows if row.is_deleting and row.name in names}
         if doomed:
@@ -372,10 +381,11 @@ class TopicRegistry:
             write_topics(self._fs, self.path, [row for row in rows if row.name not in doomed])
 
     def _remove_partitions(self, numbers: Mapping[str, Iterable[int]]) -> None:
-        """Removes partition directories, those that exist, and what checkpoints say of them.
+        """Removes partition directories, those that exist, and their lines in the checkpoints.
 
-        First they get out of the way of Kafka and of us, all at once; the files go next, and make room for the rest.
-        One that cannot be removed waits for the next opening; the first such error is raised in the end.
+        First all are renamed, so that neither Kafka nor we take them for partitions. Then the files are removed, which
+        makes room for writing the checkpoints. One that cannot be removed waits for the next opening; the first such
+        error is raised in the end.
         """
         assert self._claim is not None
         keys: dict[tuple[str, int], int | None] = {(name, n): None for name, those in numbers.items() for n in those}
@@ -406,17 +416,24 @@ class TopicRegistry:
         return deleted_partition_name(name, self._fs.random_bytes(16))
 
     def remove_tree(self, name: str) -> None:
-        """Removes a partition's directory with its files; not being there is fine."""
+        """Removes a partition's directory with its files, if it exists."""
         remove_tree(self._fs, os.path.join(self.path, name))
 
     # -- settings ----------------------------------------------------------------------------------------------------
 
     def settings(self, topic: TopicEntry) -> LogConfig:
-        """Those in force. One that was not made here, whose settings may stand elsewhere, loses nothing by default."""
-        return LogConfig.parse({**({} if topic.count else KEEPS_ALL), **self._given, **topic.overrides})
+        """Those in force. For a topic that was not made here nothing is deleted by default: its settings may be in a
+        place that is not known, such as Kafka's metadata.
+        """
+        implied: Mapping[str, object] = {}
+        if not topic.count:
+            implied = KEEPS_ALL
+        return LogConfig.parse({**implied, **self._given, **topic.overrides})
 
     def own_overrides(self, topic: TopicEntry) -> dict[str, str]:
-        """What a topic sets itself, with what it has for not being made here, for one that is."""
+        """The settings for a copy of a topic, which is made here: its own, and those that settings() implies for a
+        topic that was not.
+        """
         if not topic.count:
             implied = {name: config_text(-1) for name in KEEPS_ALL if name not in self._given}
         else:
@@ -445,7 +462,7 @@ class TopicRegistry:
                 self.make_partition(topic, self.partition_path(topic.name, number))
                 made[topic.name, number] = None
         if made:
-            self.forget(made)  # what a deletion or another program may have left
+            self.forget(made)  # lines that a deletion or another program may have left
             self._fs.sync_dir(self.path)
 
     def make_partition(self, topic: TopicEntry, path: str) -> None:
@@ -486,8 +503,8 @@ class TopicRegistry:
 
 
 def remove_tree(fs: FS, directory: str) -> None:
-    """Removes a directory with its files; not being there is fine."""
-    if not fs.is_directory(directory):  # a link is not followed, and what is no directory is not ours
+    """Removes a directory with its files, if it exists."""
+    if not fs.is_directory(directory):  # a link is not followed, and any other kind of file is not ours
         return
     for file in fs.listdir(directory):
         fs.unlink(os.path.join(directory, file))

@@ -36,18 +36,18 @@ from logcore.retention import Clocks, Policy, kafka_rules, to_fit
 from logcore.segment import Segment
 
 _HIGH_WATERMARK_MS: Final = 5_000  # Kafka: replica.high.watermark.checkpoint.interval.ms
-#: What one tick() may do that touches the disk, as long as that took less than this, and how many logs it looks at.
+#: One tick() ends after so many actions that touch the disk, so many milliseconds of them, or so many logs.
 _TICK_ACTIONS: Final = 4
 _TICK_MS: Final = 2
 _TICK_LOGS: Final = 1_000
-#: When a log is visited again in which something went wrong that may pass.
+#: After an error, which may pass, a log is visited again.
 _RETRY_MS: Final = 1_000
 _SPACE_MS: Final = 1_000  # between two looks at the space that is free
-#: A log whose compaction failed waits so long for the next, then twice as long, up to the last.
+#: A log whose compaction failed waits so long for the next try, then twice as long, up to the most.
 _UNCLEANABLE_MS: Final = 60_000
 _UNCLEANABLE_MOST_MS: Final = 3_600_000
-#: Compaction gets this much processor time of a tick, and up to so much time in all while the processor is free: while
-#: the time that passes is little more than what the cleaner uses itself.
+#: Compaction gets so much processor time of a tick. While the processor is free, it gets up to so much time in all;
+#: free means that little more time passes than the cleaner uses itself.
 _CLEANER_TICK_US: Final = 5_000
 _CLEANER_FREE_MS: Final = 25
 
@@ -125,7 +125,7 @@ class Upkeeper:
         self.settings = settings
         self.is_low = False
         self._make_lock()
-        fs.after_fork(self._make_lock)  # a thread of the parent may hold it, and is not there in the child
+        fs.after_fork(self._make_lock)  # a thread of the parent may hold it, and does not exist in the child
         self._agenda: Agenda[tuple[Key, Log]] = Agenda()  # logs to visit, and when; due() and put() under _agenda_lock
         self._tick_clocks = Clocks(fs.now_ms(), fs.monotonic_ms())
         self._gathered: list[tuple[Key, Log, int]] = []  # recovery points to be written
@@ -164,7 +164,8 @@ class Upkeeper:
         actions = 0
         began_ms = self._fs.monotonic_ms()
         with self._agenda_lock:
-            if not self._tick_clocks.agree(now_ms, began_ms):  # the age of what waits is another than was thought
+            # The wall clock was set, so the times at which segments reach their age are wrong: ask every log again.
+            if not self._tick_clocks.agree(now_ms, began_ms):
                 for item in self._directory.open_logs().items():
                     self._agenda.stir(item)
             due = self._agenda.due(began_ms)
@@ -179,7 +180,7 @@ class Upkeeper:
                 is_late = actions and self._fs.monotonic_ms() - began_ms >= _TICK_MS
                 if actions >= _TICK_ACTIONS or is_late or visited >= _TICK_LOGS:
                     break
-        finally:  # also after an interrupt: what is not put back is not visited again
+        finally:  # also after an interrupt: a log that is not put back is never visited again
             with self._agenda_lock:
                 for item in due[visited:]:
                     self._agenda.put(item, began_ms)
@@ -196,7 +197,9 @@ class Upkeeper:
         recovery_point = None
         next_ms = self._fs.monotonic_ms() + _RETRY_MS
         try:
-            if log.writer.sharing is not None:  # the log may be cut below a recovery point that waits to be noted
+            # A shared log writes its recovery point within its turn: another process may cut the log below a point that
+            # was gathered and waits.
+            if log.writer.sharing is not None:
                 acted = log.upkeep.tick(now_ms)
             else:
                 acted, recovery_point = log.upkeep.tick_gathered(now_ms)
@@ -239,17 +242,17 @@ class Upkeeper:
             self.is_low = self._fs.free_bytes(self._directory.path) < upkeep.min_free_bytes
             for log in self._directory.open_logs().values():
                 log.writer.is_held = self.is_low
-        # Of ten thousand partitions a look takes a fifth of a second, so it comes the more rarely.
+        # With ten thousand partitions a look takes a fifth of a second: looks take a hundredth of the time at most.
         self._next_look_ms = clock_ms + max(_SPACE_MS, 100 * (self._fs.monotonic_ms() - clock_ms))
         return acted
 
     def _free(self, excess_bytes: int, now_ms: int) -> bool:
-        """Deletes the oldest segments of all partitions until so much is gone, or nothing more may go."""
+        """Deletes the oldest segments of all partitions until so many bytes are free, or no more may be deleted."""
         facts = {}
         for name in self._directory.topics():
             for number in self._directory.partitions(name):
                 with self._incidents.going_on("retention", partition_name(name, number)):
-                    # The only segment of a partition does not go, so there is no use in opening it.
+                    # The only segment of a partition is never deleted here, so opening it would be of no use.
                     if len(list_bases(self._fs, self._partition_path(name, number))) > 1:
                         facts[name, number] = self._directory.partition(name, number).upkeep.facts(now_ms)
         acted = False
@@ -280,7 +283,8 @@ class Upkeeper:
         with self._incidents.going_on("retention", partition_name(name, number)):
             bases = list_bases(self._fs, path)
             if len(bases) < 2 and not (bases and self._directory.size_bytes(name, number)):
-                return
+                return  # an empty log
+            # The size takes a look at every file, so it is asked for only if it matters.
             too_large = 0 <= config.retention_bytes < self._directory.size_bytes(name, number)
             age_ms = now_ms - Segment(self._fs, path, bases[0]).max_timestamp()
             if too_large or 0 <= config.retention_ms < age_ms:
@@ -302,12 +306,13 @@ class Upkeeper:
         began_us = self._fs.thread_us()
         try:
             while self._may_clean(clock_ms, began_us):
+                # Under a limit it may be 100 ms ahead, so that the first piece of a round is allowed.
                 if rate is not None and self._cleaned_bytes > rate * (clock_ms - self._cleaning_since_ms + 100) / 1000:
                     return True
                 self._cleaned_bytes = next(steps).done_bytes
             return True
         except StopIteration:
-            self._next_cleaning_ms = clock_ms  # perhaps another waits
+            self._next_cleaning_ms = clock_ms  # at once: another log may be waiting
             self._uncleanable = {key: entry for key, entry in self._uncleanable.items() if entry[0] is not log}
         except LogcoreError as error:
             key = next((key for key, one in self._directory.known_logs().items() if one is log), None)
@@ -317,8 +322,8 @@ class Upkeeper:
         return True
 
     def _may_clean(self, began_ms: int, began_us: int) -> bool:
-        """Whether compaction may go on in this tick. Its own time counts: on a busy machine, where it waits for others
-        most of the time, it would else get next to nothing.
+        """Whether compaction may go on in this tick. Its own processor time counts: by the clock alone it would get
+        next to nothing on a busy machine, where it waits for others most of the time.
         """
         own_us = self._fs.thread_us() - began_us
         passed_ms = self._fs.monotonic_ms() - began_ms
@@ -373,7 +378,7 @@ class Upkeeper:
     def _save_recovery_points(self, gathered: Iterable[tuple[tuple[str, int], Log, int]]) -> None:
         """Writes them once for all logs; one that is lost costs the next opening some checking.
 
-        Not that of a log that was truncated or deleted since: a point above its end would keep it from being opened.
+        Leaves out a log that was truncated or deleted since: a point above its end would keep it from being opened.
         """
         assert self._claim is not None
         logs = {key: log for key, log, _ in gathered}

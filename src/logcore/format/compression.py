@@ -134,7 +134,7 @@ def decompress(
     path: str | os.PathLike[str] | None = None,
     position: int | None = None,
 ) -> bytes:
-    """What a body of `codec` holds, as `bytes` of its own: nothing of `data` is borrowed. NONE copies.
+    """The inflated content of a body of `codec`, as `bytes` of its own: nothing of `data` is borrowed. NONE copies.
 
     data: anything contiguous with a buffer, read in place.
     max_size: the most bytes to return.
@@ -339,7 +339,7 @@ def _snappy_blocks(body: _Body) -> Iterator[tuple[int, int, int]]:
 
 
 def _snappy_plain_size(body: _Body, start: int, end: int) -> int:
-    """What a raw block says it inflates to, once that is known to be possible."""
+    """The inflated size that a raw block claims, once that is known to be possible."""
     try:
         plain_size, _ = decode_unsigned(body.data[start:end], 0)
     except InvalidRecordError as error:

@@ -34,7 +34,7 @@ from logcore.format import varint
 
 
 class Kind(enum.IntEnum):
-    """What a record is about; the first number of its key. CLASSIC is a group's of grouprecords.py."""
+    """The kind of a record; the first number of its key. CLASSIC is that of a group in grouprecords.py."""
 
     CLASSIC = 2
     GROUP = 3
@@ -76,7 +76,7 @@ Partitions = frozenset[Partition]
 
 
 class ConsumerKey(NamedTuple):
-    """What a record is stored under. name: the member or the pattern, empty for records of the group itself."""
+    """The key of a record. name: the member or the pattern, empty for records of the group itself."""
 
     kind: Kind
     group_id: str
@@ -93,7 +93,7 @@ class GroupEpoch:
 
 @attrs.frozen
 class ClassicMember:
-    """What a member of the classic protocol says beside. protocols: name and metadata of each, the best one first."""
+    """Further facts of a member of the classic protocol. protocols: name and metadata of each, the best one first."""
 
     session_timeout_ms: int
     protocols: tuple[tuple[str, bytes], ...]
@@ -101,8 +101,8 @@ class ClassicMember:
 
 @attrs.frozen(kw_only=True)
 class ConsumerMember:
-    """What a member says of itself. pattern: a regular expression of topics. classic: of one that speaks the classic
-    protocol, in a group that goes from one protocol to the other.
+    """The facts of a member from its own requests. pattern: a regular expression of topics. classic: of one that speaks
+    the classic protocol, in a group that goes from one protocol to the other.
     """
 
     instance_id: str | None = None

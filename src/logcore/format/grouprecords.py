@@ -58,7 +58,7 @@ class Committed(NamedTuple):
 
 
 class CommitKey(NamedTuple):
-    """What a commit is stored under."""
+    """The key of the record of a commit."""
 
     group_id: str
     topic: str
@@ -240,7 +240,7 @@ def _understood(read: Callable[[bytes], _T], data: bytes) -> _T | None:
 
 
 def read_key(key: bytes) -> CommitKey | str | None:
-    """What a record is stored under: the key of a commit, or the id of a group."""
+    """The content of a record's key: that of a commit, or the id of a group."""
     return _understood(_read_key, key)
 
 
@@ -336,8 +336,8 @@ def _read_member(fields: _Fields, version: int) -> StoredMember:
 
 
 class Subscription(NamedTuple):
-    """What a consumer tells its group. owned: (topic, partition) pairs that it still has. generation: in which it got
-    them, -1 when it does not say. rack_id: where it runs.
+    """The metadata that a consumer sends when it joins. owned: (topic, partition) pairs that it still has. generation:
+    in which it got them, -1 when it does not say. rack_id: where it runs.
     """
 
     topics: tuple[str, ...]
@@ -348,7 +348,7 @@ class Subscription(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """What the leader of a group hands to a member. user_data: of an assignor that has more to say than partitions."""
+    """The assignment of a member by its leader. user_data: of an assignor that hands on more than partitions."""
 
     partitions: tuple[tuple[str, int], ...]
     user_data: bytes | None = None
@@ -364,7 +364,7 @@ def subscription_value(subscription: Subscription) -> bytes:
 
 
 def assignment_value(partitions: Iterable[tuple[str, int]]) -> bytes:
-    """What the leader of a group hands to a member."""
+    """The assignment of a member by its leader, as bytes."""
     return b"\0\3" + _partitions(partitions) + _nullable_blob(None)
 
 

@@ -85,7 +85,7 @@ def _header_name(name: str) -> bytes:
 
 
 def dump(path: str | os.PathLike[str], *, records: bool = False, fs: FS = OS) -> Iterator[Row]:
-    """What one file holds, in order. records: of a .log file also the records of each batch, behind it.
+    """The content of one file, in order. records: of a .log file also the records of each batch, behind it.
 
     Damage in a .log file is a row too ("damage", or "crc_ok": false) and the walk goes on where the heads let it; what
     makes any other file unreadable raises CorruptLogError. Also raises LogNotFoundError, InvalidNameError for a name

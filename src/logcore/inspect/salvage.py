@@ -98,7 +98,7 @@ class Part:
 
 @attrs.frozen(kw_only=True)
 class PartitionReport:
-    """What was saved of one partition. lost: what is missing now. left_out: what was not copied and is no loss.
+    """The result for one partition. lost: what is missing now. left_out: what was not copied and is no loss.
 
     files: how many were read. batches, records, size_bytes: that were copied.
     """
@@ -117,7 +117,7 @@ class PartitionReport:
 
 @attrs.frozen(kw_only=True)
 class SalvageReport:
-    """What salvage() did. lost, left_out: of the log directory itself, such as its file of topics."""
+    """The report of salvage(). lost, left_out: of the log directory itself, such as its file of topics."""
 
     source: str
     target: str
@@ -525,7 +525,7 @@ class _Partition:
         return _Saved(self.job, report, copy.producer_ids)
 
     def _producers(self, start: int, end: int) -> Producers:
-        """What the newest sound snapshot within the copy says."""
+        """The producers in the newest sound snapshot within the copy."""
         offsets = [offset for name in self.names if (offset := base_offset_of(name, SNAPSHOT)) is not None]
         for offset in sorted(offsets, reverse=True):
             content = or_else(None, checkpoint.read, self.fs, self.source, file_name(offset, SNAPSHOT))
@@ -574,7 +574,7 @@ class _Partition:
     def _cut_short(
         self, source: Source, base: int, next_base: int | None, found: Sequence[Extent | BadStretch]
     ) -> list[BadStretch]:
-        """What is missing behind the batches of a segment, by what is noted of gaps and by its seal."""
+        """The loss behind the batches of a segment, by the notes about gaps and by its seal."""
         if next_base is None:
             return []
         reached = max(base, *(one.next_offset for one in found if one.base == base), 0)
@@ -587,7 +587,7 @@ class _Partition:
         return []
 
     def _begin(self, end: int) -> int:
-        """Where a log begins that ends at end, by what is noted of it."""
+        """The start of a log that ends at end, by its notes."""
         begins = []
         for noted in [one for one in self.noted if one.is_listed] or self.noted:
             if noted.log_start > end:
@@ -687,7 +687,7 @@ class _Partition:
         return filling
 
     def _spares_in(self, low: int, high: int) -> list[tuple[str, list[Extent]]]:
-        """What spare files have in [low, high), by file in the order in which they count."""
+        """The extents of spare files in [low, high), by file in the order in which they count."""
         if self.spare_extents is None:
             found = [(one, order, name) for order, name in enumerate(self.spares) for one in self._spare(name)]
             self.spare_extents = sorted(found, key=lambda row: row[0].first)
@@ -780,7 +780,7 @@ def _crcs(extents: Sequence[Extent], low: int, high: int) -> dict[int, int]:
 
 
 def _gaps(low: int, high: int, filling: Sequence[Extent]) -> list[tuple[int, int]]:
-    """What of [low, high) the extents, by offset, leave open."""
+    """The parts of [low, high) that the extents, by offset, do not cover."""
     edges = [low, *(offset for one in filling for offset in (one.first, one.next_offset)), high]
     return [(edges[at], edges[at + 1]) for at in range(0, len(edges), 2) if edges[at] < edges[at + 1]]
 
@@ -810,7 +810,7 @@ class _Copy:
             self.doubtful |= dict.fromkeys(self.transactions.open.items())
 
     def doubts(self) -> list[str]:
-        """What is to be said of transactions when all is written."""
+        """The remarks on transactions when all is written."""
         self._pass(INT64_MAX)
         said = []
         for producer_id, first in self.doubtful:

@@ -318,7 +318,7 @@ class Search:
         return len(facts), ""
 
     def _why_undecodable(self, position: int) -> str:
-        """What is wrong with the records of a v2 batch whose CRC is right; nothing where that cannot be judged."""
+        """The fault in the records of a v2 batch whose CRC is right; none where that cannot be judged."""
         try:
             batch = self.source.batch(position)
             if batch is not None:
@@ -411,7 +411,7 @@ class Search:
             self.found.append(BadStretch(self.source, self.base, position, end, reason, next_offset))
 
     def _behind(self, position: int) -> int:
-        """Where the next sound batch behind the damage at a position stands, or the end of the file."""
+        """The position of the next sound batch behind the damage at a position, or the end of the file."""
         end = self._proven_end(position)
         if end is not None:
             return end
@@ -428,7 +428,7 @@ class Search:
         return self._search(position + 1)
 
     def _head_end(self, position: int) -> int | None:
-        """Where the batch ends whose head seems to stand at a position."""
+        """The end of the batch whose head seems to be at a position."""
         left = self.stop - position
         if left < layout.PREFIX_SIZE:
             return None

@@ -27,7 +27,7 @@ OFFSET_CHECKPOINTS: Final = (
 
 
 def kind_of(name: str) -> str | None:
-    """What a file name says the file holds: "log", "index", "timeindex", "txnindex", "snapshot", "seal", or one of the
+    """The kind of a file by its name: "log", "index", "timeindex", "txnindex", "snapshot", "seal", or one of the
     names in DIRECTORY_FILES and PARTITION_FILES; None for any other file."""
     if name in DIRECTORY_FILES or name in PARTITION_FILES:
         return name

@@ -71,7 +71,7 @@ _LOOKS: Final = 5
 
 @attrs.frozen(kw_only=True)
 class Verdict:
-    """What verify() says of one file.
+    """The verdict of verify() on one file.
 
     kind: as kind_of() gives it, or "other". detail: what was found, empty where there is nothing to say. position,
     offset: where in the file and in the log the first damage is. batches, records: how many were whole. size_bytes: of
@@ -437,7 +437,7 @@ def _verify_seal(fs: FS, path: str, base: int, log_start: int) -> Verdict:
 
 @attrs.define
 class _Walked:
-    """What a walk over a segment found, up to the first damage."""
+    """The result of a walk over a segment, up to the first damage."""
 
     batches: int = 0
     records: int = 0
@@ -587,7 +587,7 @@ def _judge_log(segment: GrowingSegment, walked: _Walked, place: _FileContext) ->
 
 
 def _judge_gap(segment: Segment, walked: _Walked, next_base: int, place: _FileContext) -> dict[str, Any]:
-    """What is to be said of a segment that ends before the next one begins."""
+    """The verdict on a segment that ends before the next one begins."""
     gap = f"offsets {walked.end_offset} to {next_base - 1} lie in no segment"
     if next_base <= place.noted.log_start:
         return {"detail": f"{gap}: deleted"}
@@ -602,7 +602,7 @@ def _judge_gap(segment: Segment, walked: _Walked, next_base: int, place: _FileCo
 
 
 class _Check(Protocol):
-    """What is learnt about a file beside the .log while that is walked."""
+    """Facts about a file beside the .log, gathered while that is walked."""
 
     def __init__(self, fs: FS, path: str, base: int, place: _FileContext) -> None: ...
     def add(self, facts: layout.Facts) -> None:

@@ -1,4 +1,4 @@
-"""What a log that is only read sees of its files: which segments it has, where it begins, how far it reaches.
+"""The files of a log that is only read: its segments, where it begins, how far it reaches.
 
 Rules:
 - A look writes nothing and locks no file. A writer may append, roll, delete, compact and truncate meanwhile.

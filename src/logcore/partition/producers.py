@@ -1,4 +1,4 @@
-"""What each idempotent producer wrote last: so that a batch sent twice is stored once, and a gap is noticed.
+"""The last batches of each idempotent producer: so that a batch sent twice is stored once, and a gap is noticed.
 
 Rules (storage format sections 5.1 to 5.5, as a Kafka leader):
 - Of each producer id, its epoch and its last five batches are known. A batch equal to one of them was sent twice.

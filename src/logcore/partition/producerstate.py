@@ -1,4 +1,4 @@
-"""What a log knows of its producers: in memory, in the snapshots beside its segments, and in the batches behind them.
+"""The producers of a log: in memory, in the snapshots beside its segments, and in the batches behind them.
 
 Rules (storage format sections 5.1 to 5.5):
 - Nothing is looked up before the first idempotent producer comes: a log without such producers never pays for them.
@@ -119,7 +119,7 @@ class ProducerState:
     # -- batches to append ---------------------------------------------------------------------------------------
 
     def judge(self, raw: bytearray, batches: Sequence[EncodedBatch]) -> Sequenced | SequencedBatch | None:
-        """What storing() is to note of batches, None when no producer is named in them; or the batch that they repeat.
+        """The facts of batches that storing() takes, None when they name no producer; or the batch that they repeat.
 
         Raises InvalidProducerEpochError, OutOfOrderSequenceError and InvalidTransactionStateError.
         """
@@ -175,7 +175,7 @@ class ProducerState:
         return _snapshot_offsets(self._fs, self._path)
 
     def _loaded(self, low: int, high: int) -> Producers | None:
-        """What the newest sound snapshot at an offset from low to high says."""
+        """The producers in the newest sound snapshot at an offset from low to high."""
         for offset in reversed(self._offsets()):
             if not low <= offset <= high:
                 continue
@@ -188,7 +188,7 @@ class ProducerState:
         return None
 
     def to_save(self, *, has_producers: bool) -> Producers | None:
-        """What save() is to save where the log is rolled: once retention has deleted the batches, only a snapshot tells
+        """The producers for save() at a roll: once retention has deleted the batches, only a snapshot tells
         of them. None when there is nothing to save, or the batches cannot be read.
 
         has_producers: whether the log may name any. What had to be read is saved also when no producer is known any
@@ -264,7 +264,7 @@ def _last_below(segments: Sequence[Segment], end: int) -> Producers:
 
 
 def _start_near(segment: Segment, position: int) -> int:
-    """Where a batch begins at or before a position, by the index; 0 when there is none."""
+    """The position of a batch at or before another position, by the index; 0 when there is none."""
     entries = segment.offset_index.array()
     slot = int(np.searchsorted(entries["position"], position, side="right")) - 1
     if slot < 0:
@@ -273,7 +273,7 @@ def _start_near(segment: Segment, position: int) -> int:
 
 
 def coordinator_epochs(segment: Segment) -> Callable[[int], int]:
-    """What Producers.add_facts() asks for: the coordinator epoch in the marker at a position (storage format section
+    """A function for Producers.add_facts(): the coordinator epoch in the marker at a position (storage format section
     1.10); -1 for another control batch.
     """
 

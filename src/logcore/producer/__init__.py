@@ -1,4 +1,4 @@
-"""What LogDir.producer() gives: records collected into batches, and written in the background."""
+"""The producer of LogDir.producer(): collects records into batches, and writes them in the background."""
 
 from logcore.producer.futures import RecordFuture
 from logcore.producer.producer import Producer

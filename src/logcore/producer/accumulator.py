@@ -78,11 +78,13 @@ class Columns:
 
 def _cut(column: tuple[Any, Any, Any], start: int, stop: int) -> tuple[Any, Any, Any]:
     data, edges, nulls = column
-    return data, edges[start : stop + 1], None if nulls is None else nulls[start:stop]
+    if nulls is not None:
+        nulls = nulls[start:stop]
+    return data, edges[start : stop + 1], nulls
 
 
 class Identity:
-    """Who writes the batches of one queue: a producer id and epoch, and the sequence of the next record. For the sender
+    """The identity of the batches of one queue: producer id and epoch, and the next sequence. For the sender
     alone.
     """
 
@@ -97,11 +99,10 @@ class Identity:
 class Batch(BatchFields):
     """Records that are written together.
 
-    records: rows, or columns. size_bytes: what it takes at most once encoded. limit_bytes, most_records: how much it
-    takes in. is_closed: it takes no more records. attempts: those that failed
-    for the time being; due_ms: when the next may follow. data: the encoded batch, which has the identity and sequence
-    from then on. written: where an append put it, while its outcome is open. is_unknown: an attempt may have stored it.
-    failure: of the last attempt.
+    records: rows, or columns. size_bytes: an upper bound for the encoded batch. limit_bytes, most_records: how much it
+    may hold. is_closed: it takes no more records. attempts: the failed ones that may be repeated; due_ms: when the next
+    may follow. data: the encoded batch, which has the identity and sequence from then on. written: where an append put
+    it, while its outcome is open. is_unknown: an attempt may have stored it. failure: of the last attempt.
     """
 
     __slots__ = (
@@ -144,7 +145,7 @@ class Batch(BatchFields):
         return self.size_bytes + size_bytes <= self.limit_bytes and len(self.records) < self.most_records
 
     def forget_attempt(self) -> None:
-        """It is not stored: the next attempt encodes it again."""
+        """For a batch that is not stored: the next attempt encodes it again, with another sequence."""
         self.data = None
         self.identity = None
         self.sequence = -1
@@ -194,10 +195,12 @@ class Queue(QueueFields):
             self.filling = None
 
     def renumber_behind(self, batch: Batch) -> None:
-        """batch is not stored and never will be: what was encoded behind it begins with its sequence."""
+        """batch is not stored and never will be: its sequence is used again by the batches behind it. Otherwise the log
+        would refuse these as out of order.
+        """
         identity = batch.identity
         if identity is None or identity is not self.identity:
-            return
+            return  # it was never encoded, or by an identity that was given up
         identity.next_sequence = batch.sequence
         for behind in itertools.islice(self.batches, self.batches.index(batch) + 1, None):
             if behind.identity is identity:
@@ -255,7 +258,7 @@ class Accumulator(AccumulatorFields):
     def begin(self, queue: Queue, now_ms: int) -> Batch:
         """A batch that takes records, behind those of the queue."""
         queue.close()
-        # With a codec the limit is on what is left of the records.
+        # batch_size limits the compressed batch, and records are counted uncompressed.
         limit_bytes = int(self._settings.batch_size / self.ratios.of(queue.topic, self._codec))
         delivery = Delivery(queue.topic, queue.partition, self._teller)
         batch = Batch(delivery, now_ms, limit_bytes, self._most_records)
@@ -311,11 +314,11 @@ class Accumulator(AccumulatorFields):
         return now_ms - batch.created_ms > self._settings.delivery_timeout_ms
 
     def put_off(self, batch: Batch, now_ms: int) -> None:
-        """After an attempt that failed for the time being (2.3, rule 7)."""
+        """After a failed attempt that may be repeated (2.3, rule 7)."""
         batch.attempts += 1
         settings = self._settings
         wait_ms = min(settings.retry_backoff_ms * 2 ** min(batch.attempts - 1, 20), settings.retry_backoff_max_ms)
-        batch.due_ms = now_ms + wait_ms * (800 + self._draw(401)) // 1000
+        batch.due_ms = now_ms + wait_ms * (800 + self._draw(401)) // 1000  # 80 to 120 %, so that not all come at once
 
     def is_open(self, queue: Queue, batch: Batch) -> bool:
         """Whether the batch is still in its queue: it has no outcome, and was not split."""

@@ -100,7 +100,7 @@ def _lengths(pieces: list[Any]) -> Sizes:
 
 
 def sizes_of_columns(columns: Columns) -> Sizes:
-    """What each record takes in a batch at most, bytes, int64 of shape (n,)."""
+    """The most bytes that each record takes in a batch, int64 of shape (n,)."""
     sizes = np.full(columns.count, RECORD_BYTES, np.int64)
     for column in (columns.keys, columns.values):
         if column is not None:

@@ -2,17 +2,16 @@
 decides.
 
 Rules (clients reference 2.9):
-- A record of `__transaction_state` is on disk before what it allows is written: the partitions of a transaction before
-  its first batch, the decision before a marker. The one behind all markers need not be.
-- One lock guards what is decided. It is held while records and markers are appended, and not while the disk is waited
-  for.
+- A record of `__transaction_state` is on disk before the write that it allows: the partitions of a transaction before
+  its first batch, the decision before a marker. The complete record behind all markers need not be.
+- One lock guards the decisions. It is held while records and markers are appended, but not while waiting for the disk.
 - In a directory that several processes write, a request is one turn of its own lock, from reading what others stored to
-  the last sync. What a process that died in its turn had decided is carried out by whoever comes next.
+  the last sync. If a process dies in its turn, the next one carries out what it had decided.
 - When a record could not be stored, the log may hold it or not. So all is forgotten, and read again.
-- Nothing runs by itself: look() ends transactions that have been open for too long.
+- Nothing runs in the background: look() ends transactions that have been open for too long.
 
-Not here: what a request means for a transaction (logcore.coordination), what a producer does meanwhile
-(transacting.py), transactions that a broker of this process looks after (netshim).
+Not here: how a request changes a transaction (logcore.coordination), the state of a producer (transacting.py),
+transactions that a broker of this process coordinates (netshim).
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ TRANSACTIONS_CONFIG: Final = {
     "segment.bytes": 104_857_600,
 }
 _COMPLETE: Final = frozenset({Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT})
-#: Why a marker is not to be tried again: its partition is gone, or has a later one.
+#: Errors after which a marker is not tried again: its partition was deleted, or has a later marker.
 _SETTLED: Final = (TopicNotFoundError, InvalidProducerEpochError, CoordinatorFencedError)
 
 
@@ -77,7 +76,7 @@ T = TypeVar("T")
 
 
 class Directory(Protocol):
-    """What is asked of the LogDir."""
+    """The methods of a LogDir that are used here."""
 
     has_coordinator: bool
 
@@ -132,7 +131,8 @@ class TransactionCoordinator:
         self._is_loaded = False
         self._ends: dict[int, tuple[Log, int]] = {}  # partition -> how far its log was read or written
         self._expired_ms = self.now_ms()
-        # After a loss of power; what processes share is never called clean, and they sync before they write.
+        # After a power cut transactions may be open without a record of it, see Transactions.adopt(). Not in a
+        # directory that processes share: it is never called clean, and they sync the record before they write.
         self._expects_orphans = not directory.was_clean and not directory.is_shared
 
     def now_ms(self) -> int:
@@ -190,7 +190,7 @@ class TransactionCoordinator:
         partition: Partition,
         write: Callable[[], T],
     ) -> T | TransactionError:
-        """What write() returns, or why the producer may not write to a partition now.
+        """The result of write(), or the reason why the producer may not write to a partition now.
 
         who: transactional id, producer id and epoch. No marker of this process comes between the look and the write;
         a marker of another process raises the epoch, so that the log refuses what comes after it. write() may not ask
@@ -203,12 +203,12 @@ class TransactionCoordinator:
             return error
 
     def get(self, transactional_id: str) -> StoredTransaction | None:
-        """How an id stands, as this process knows it."""
+        """The last record of an id, as this process knows it."""
         with self._lock:
             return self._machine.get(transactional_id)
 
     def all(self) -> dict[str, StoredTransaction]:
-        """How each transactional id stands. Raises as ask()."""
+        """The last record of each transactional id. Raises as ask()."""
         if TRANSACTIONS_TOPIC not in self._directory:
             return {}
         self._do(lambda _: [])
@@ -242,7 +242,7 @@ class TransactionCoordinator:
         logs = [self._opened(number) for number in self._numbers()]
         for log in logs:
             log.refresh()
-            log.flush()  # what was not synced before a failure is what the next records will stand on
+            log.flush()  # decisions are made from these records, so all of them must be on disk
         found = stored_transactions(logs)
         self._act(self._machine.end())
         self._machine = Transactions(is_two_phase=True)
@@ -327,6 +327,7 @@ class TransactionCoordinator:
         except (LogcoreError, OSError) as error:
             self._have_stored(machine, effect, error)
             return
+        # Not waited for: after a crash the markers are written again, which changes nothing.
         if effect.stored is None or effect.stored.status in _COMPLETE:
             self._have_stored(machine, effect, None)
             return

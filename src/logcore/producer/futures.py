@@ -1,4 +1,4 @@
-"""What becomes of a batch, and the futures of its records, which all wait for that one outcome.
+"""The outcome of a batch, and the futures of its records, which all wait for that one outcome.
 
 Rules:
 - A plain Future makes a lock of its own, which costs more than sending the record. Here all futures of a batch share
@@ -99,13 +99,21 @@ class Delivery:
         self.partition = partition
         self.teller = teller
         self.first = first
-        self.condition: threading.Condition = threading.Condition() if origin is None else origin.condition
-        self.waiting: dict[RecordFuture, list[Any]] = {} if origin is None else origin.waiting
+        self.condition: threading.Condition
+        self.waiting: dict[RecordFuture, list[Any]]
+        self.gathered: Gathered | None
+        if origin is None:
+            self.condition = threading.Condition()
+            self.waiting = {}
+            self.gathered = None
+        else:  # a part: the futures of the origin wait there, and are resolved by its parts
+            self.condition = origin.condition
+            self.waiting = origin.waiting
+            self.gathered = origin.gathered
         self.callbacks: deque[tuple[RecordFuture, OnDelivery | None]] = deque()
         self.later: list[tuple[RecordFuture, Callable[[Any], object]]] = []
         self.receipt: Receipt | None = None
         self.error: Exception | None = None
-        self.gathered: Gathered | None = None if origin is None else origin.gathered
         self.gives_time = False
         self.level: Level = "os"
         self.resolved = False
@@ -129,19 +137,19 @@ class Delivery:
         with self.condition:
             front = Delivery(self.topic, self.partition, self.teller, self.first, self)
             back = Delivery(self.topic, self.partition, self.teller, at, self)
-            for entry in self.callbacks:
-                (front if entry[0].index < at else back).callbacks.append(entry)
-            for listener in self.later:
-                (front if listener[0].index < at else back).later.append(listener)
+            front.callbacks = deque(entry for entry in self.callbacks if entry[0].index < at)
+            back.callbacks = deque(entry for entry in self.callbacks if entry[0].index >= at)
+            front.later = [listener for listener in self.later if listener[0].index < at]
+            back.later = [listener for listener in self.later if listener[0].index >= at]
             self.callbacks = deque()
             self.later = []
             if self.gathered is not None:
-                self.gathered.expect()
+                self.gathered.expect()  # one outcome more: two parts instead of the one batch
             self.parts = (front, back, at)
             return front, back
 
     def resolve(self, receipt: Receipt | None, error: Exception | None, *, level: Level, gives_time: bool) -> None:
-        """The outcome is final: who waits for a result has it. tell() follows, outside the locks of the sender."""
+        """Makes the outcome final, and wakes threads that wait for it. tell() follows, outside the sender's locks."""
         with self.condition:
             self.receipt = receipt
             self.error = error
@@ -149,7 +157,7 @@ class Delivery:
             self.gives_time = gives_time
             self.resolved = True
             for future, waiters in self.waiting.items():
-                if future.delivery() is not self:
+                if future.delivery() is not self:  # its record went to the other part
                     continue
                 for waiter in waiters:
                     if error is None:
@@ -210,7 +218,7 @@ def report(error: Exception, function: Callable[..., object]) -> None:
 
 
 def _show(error: Exception, function: Callable[..., object]) -> None:
-    if sys.unraisablehook is sys.__unraisablehook__:  # it takes nothing but arguments that the interpreter has made
+    if sys.unraisablehook is sys.__unraisablehook__:  # it accepts only arguments that the interpreter has made
         sys.stderr.write(f"Exception ignored in: {function!r}\n")
         traceback.print_exception(error)
         return
@@ -248,7 +256,7 @@ class RecordFuture(FutureFields, Future[RecordMetadata]):
         return found
 
     def metadata(self, delivery: Delivery) -> RecordMetadata:
-        """Where the record went; offset -1 after a failure."""
+        """The metadata of the record; offset -1 after a failure."""
         receipt = delivery.receipt
         offset = -1
         sent_ms = self.sent_ms
@@ -287,7 +295,9 @@ class RecordFuture(FutureFields, Future[RecordMetadata]):
         delivery = self.delivery()
         if not delivery.resolved:
             return f"<RecordFuture of {delivery.topic}-{delivery.partition}, pending>"
-        return f"<RecordFuture {self.metadata(delivery) if delivery.error is None else repr(delivery.error)}>"
+        if delivery.error is not None:
+            return f"<RecordFuture {delivery.error!r}>"
+        return f"<RecordFuture {self.metadata(delivery)}>"
 
     def cancel(self) -> bool:
         """False: the record is on its way."""
@@ -303,7 +313,7 @@ class RecordFuture(FutureFields, Future[RecordMetadata]):
         return self.delivery().resolved
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
-        """Where the record is stored. timeout: seconds.
+        """The metadata of the stored record. timeout: seconds.
 
         Raises concurrent.futures.TimeoutError, why the record failed, or ProducerStateError in a callback of a delivery
         that would have to end first.

@@ -67,14 +67,14 @@ _LOOK_MS: Final = 1_000
 
 
 class Directory(RoutingDirectory, SenderDirectory, Protocol):
-    """What is asked of the LogDir."""
+    """The methods of a LogDir that are used here."""
 
 
 class _Work(WorkFields):
-    """What the thread of a producer knows of it, so that a producer that was forgotten can be collected.
+    """The part of a producer that its thread refers to, so that a forgotten producer can be collected.
 
     lock: of the accumulator, the routes and the counts. room: notified when memory is freed. news: notified when the
-    sender has something to look at. writing: held during a round. is_closing: no record is taken any more; is_over: the
+    sender has something to do. writing: held during a round. is_closing: no record is taken any more; is_over: the
     thread ends. Both are written under the lock, is_closing by the garbage collector without it.
     """
 
@@ -123,14 +123,14 @@ class _Work(WorkFields):
         return min(_LOOK_MS, max(0, next_ms - self.fs.monotonic_ms()))
 
     def run(self) -> None:
-        """What the thread of the producer does, until it is over."""
+        """The loop of the producer's thread, until it is over."""
         while True:
             try:
                 if self.round():
                     continue
                 with self.writing:
                     self.sender.rest()
-            except Exception as error:  # no batch is lost by it: what has no outcome is tried again
+            except Exception as error:  # no batch is lost: those without an outcome are tried again
                 tell("producer", ERROR, "a round of the sender failed: %r", error)
             with self.lock:
                 if self.is_closing:
@@ -164,12 +164,14 @@ class Producer(ProducerFields):
         self._routes = Routes(directory, settings, self._accumulator, draw)
         self._thread: threading.Thread | None = None
         self._blocked_ms = 0
+        # Worked out once, because each send() asks for them.
         self._memory_bytes = settings.buffer_memory
         self._most_bytes = min(settings.max_request_size, settings.buffer_memory - HELD_BYTES)
         self._now_ms = fs.now_ms
         self._is_told = bool(settings.interceptors) or settings.on_delivery is not None
         self._prepares = bool(settings.interceptors or settings.key_serializer or settings.value_serializer)
         self._forks = fs.forks
+        # Nothing but bytes in and a future out: then send() may go the quick way of kernels/sending.py.
         is_plain = coordinator is None and not self._is_told and not self._prepares
         self._is_quick = is_plain and offers_descriptors(fs)
         self._known_routes = self._routes.known
@@ -222,12 +224,17 @@ class Producer(ProducerFields):
             work.is_closing = True
             pending = self._closed_batches()
             work.room.notify_all()
+        # In a callback, which is part of a round: it cannot wait for others, and the round's lock is held already.
         is_callback = work.teller.is_me
-        is_done = self._wait_for(pending, 0.0 if is_callback else timeout)
+        if is_callback:
+            timeout = 0.0
+        is_done = self._wait_for(pending, timeout)
         with self._lock:
             work.is_over = True
             work.news.notify_all()
-        with contextlib.nullcontext() if is_callback else work.writing:
+        with contextlib.ExitStack() as stack:
+            if not is_callback:
+                stack.enter_context(work.writing)
             if not is_done:
                 work.sender.fail_all()
             work.sender.rest()
@@ -318,7 +325,7 @@ class Producer(ProducerFields):
                 self._wait_for_room(size_bytes + HELD_BYTES)
             queue = self._routes.queue(topic, key, partition, size_bytes)
             batch = queue.filling
-            # What Batch.fits() says, without the call: 0.1 of 2 us.
+            # Batch.fits() without the call: 0.1 of 2 us.
             if (
                 batch is None
                 or batch.size_bytes + size_bytes > batch.limit_bytes
@@ -468,11 +475,11 @@ class Producer(ProducerFields):
         most = self._memory_bytes
         if work.teller.is_me:
             raise BufferFullError("the memory of the producer is full, and callbacks must end before any is freed")
-        ticket = object()
+        ticket = object()  # this thread's place in the queue
         accumulator.waiting.append(ticket)
         began_ms = self._fs.monotonic_ms()
         try:
-            work.news.notify()
+            work.news.notify()  # with somebody waiting, open batches are ready too
             while accumulator.waiting[0] is not ticket or accumulator.used_bytes + held_bytes > most:
                 if not self._settings.threaded and self._round_unlocked():
                     continue
@@ -503,7 +510,7 @@ class Producer(ProducerFields):
     # -- writing -------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        """A batch is new: the thread is there to write it; without one, the full ones are written here."""
+        """Called when a batch was begun: makes sure that the thread runs. Without a thread, writes the full batches."""
         if not self._settings.threaded:
             self._work.round(closed_only=True)
         elif self._thread is None:
@@ -551,7 +558,7 @@ class Producer(ProducerFields):
                 self._work.sender.rest()
 
     def _closed_batches(self) -> list[Delivery]:
-        """Under the lock: those that have no outcome. All of them are ready."""
+        """Under the lock: closes all batches, and returns the deliveries to wait for."""
         self._accumulator.close_all()
         self._work.news.notify()
         return self._accumulator.pending() + self._work.sender.untold()
@@ -569,6 +576,7 @@ class Producer(ProducerFields):
                     left_ms = _LOOK_MS
                 else:
                     left_ms = end_ms - self._fs.monotonic_ms()
+                # Without a thread the next round is this one's to do, so it wakes when a batch is due.
                 if not self._settings.threaded:
                     with self._lock:
                         left_ms = min(left_ms, self._work.due_ms())
@@ -654,11 +662,17 @@ def _copied_headers(given: HeadersInput) -> tuple[tuple[str, bytes | None], ...]
     for name, _ in pairs:
         if not isinstance(name, str):
             raise InvalidRecordError("the name of a header is a text", found=type(name).__name__)
-    return tuple((name, None if content is None else _copied(content, "header")) for name, content in pairs)
+    copied: list[tuple[str, bytes | None]] = []
+    for name, content in pairs:
+        if content is None:
+            copied.append((name, None))
+        else:
+            copied.append((name, _copied(content, "header")))
+    return tuple(copied)
 
 
 def _serialized(serializer: Serializer | None, given: Any, what: str) -> Any:
-    """What a serializer makes of a key or value; null stays null. Raises SerializationError."""
+    """The bytes that a serializer returns for a key or value; null stays null. Raises SerializationError."""
     if serializer is None or given is None:
         return given
     try:

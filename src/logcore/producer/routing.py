@@ -1,4 +1,4 @@
-"""Where the records of a producer go: the partitions of its topics, and their queues.
+"""The destinations of a producer's records: the partitions of its topics, and their queues.
 
 Rules:
 - Partitions are looked up when a topic is first used, whenever a batch begins, and when a record names one that is not
@@ -29,7 +29,7 @@ Places = npt.NDArray[np.int64] | None
 
 
 class Directory(Protocol):
-    """What is asked of the LogDir."""
+    """The methods of a LogDir that are used here."""
 
     path: str
 

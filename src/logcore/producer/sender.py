@@ -23,7 +23,7 @@ import threading
 from collections import Counter, deque
 from typing import Any, Final, NamedTuple, Protocol
 
-from logcore.config import Durability, LogConfig
+from logcore.config import Durability
 from logcore.errors import (
     DeliveryTimeoutError,
     DiskFullError,
@@ -52,20 +52,20 @@ from logcore.producer.transacting import Transacting
 from logcore.producer.values import ProducerSettings
 from logcore.recordbatch import RecordBatch, compressor, target_codec
 
-#: What one round writes to a partition, so that others are not kept waiting.
+#: The most that one round writes to a partition, so that others are not kept waiting.
 _ROUND_BYTES: Final = 1 << 20
-#: Of how many batches the latencies and sizes are kept.
+#: The latencies and sizes of so many batches are kept for metrics().
 _KEPT: Final = 1_024
 #: Errors of an append after which the batch may be stored.
 _UNKNOWN: Final = (LogFailedError, StorageWriteError)
 #: Errors after which nothing is stored, and a later attempt may succeed.
 _LATER: Final = (DiskFullError, ResourceError, LogLockedError, LogFailedError, StorageWriteError, MemoryError)
-#: Errors that one record of a batch may be the reason of.
+#: Errors that a single record of a batch may cause.
 _OF_RECORDS: Final = (InvalidRecordError, RecordTooLargeError)
 
 
 class Directory(Protocol):
-    """What is asked of the LogDir."""
+    """The methods of a LogDir that are used here."""
 
     durability: Durability
 
@@ -83,7 +83,7 @@ class _Written(NamedTuple):
 
 
 class Counts:
-    """What metrics() tells of outcomes; written by the round under way, of which there is one at a time."""
+    """The counters of metrics(); written by the round under way, of which there is one at a time."""
 
     def __init__(self) -> None:
         self.records = 0
@@ -118,8 +118,9 @@ class Sender:
         self._transacting = transacting
         self._scratch = bytearray()
         self._producer_id: int | None = None
-        self._unsynced: set[Log] = set()  # that hold back what acks 0 and 1 wrote
-        self._ended: deque[Delivery] = deque()  # whose callbacks have not run
+        # Both belong to the round under way; untold() and fail_all() of other threads only read, or add.
+        self._unsynced: set[Log] = set()  # logs in which records of acks 0 and 1 are not visible yet
+        self._ended: deque[Delivery] = deque()  # outcomes whose callbacks have not run
         self.counts = Counts()
 
     def round(self, *, closed_only: bool = False) -> bool:
@@ -139,6 +140,7 @@ class Sender:
                 batches = self._accumulator.ready(queue, now_ms, _ROUND_BYTES, closed_only=closed_only)
                 if batches:
                     work.append((queue, batches))
+        # From here on without the lock, so that others send meanwhile.
         if self._transacting is not None:
             work = self._admitted(self._transacting, work)
         written: list[_Written] = []
@@ -151,14 +153,14 @@ class Sender:
         return not is_idle
 
     def untold(self) -> list[Delivery]:
-        """Those with an outcome whose callbacks have not run."""
+        """The deliveries with an outcome whose callbacks have not run."""
         return list(self._ended)
 
     def rest(self) -> None:
         """When nothing is ready: makes visible what acks 0 and 1 left unsynced, where readers see what is synced."""
         for log in list(self._unsynced):
             self._unsynced.discard(log)
-            # A failure poisons the log, which tells; the next batch opens it again.
+            # A failure poisons the log, which logs it; the next batch opens the log again.
             with contextlib.suppress(LogcoreError):
                 log.flush()
 
@@ -168,11 +170,11 @@ class Sender:
             for queue, batch in list(self._accumulator.all()):
                 error = ProducerClosedError("the producer was closed before the record was written")
                 self._give_up(queue, batch, error)
-        if not self._teller.is_me:  # a callback that closes the producer is a part of the telling
+        if not self._teller.is_me:  # in a callback _tell() is running already, and takes these up
             self._tell()
 
     def end_all(self, why: str) -> None:
-        """Ends every batch of a transaction that is not to be committed."""
+        """Ends every batch of a transaction that will not be committed."""
         with self._room:
             for queue, batch in list(self._accumulator.all()):
                 self._end(queue, batch, TransactionAbortedError(why))
@@ -180,21 +182,22 @@ class Sender:
             self._tell()
 
     def _tell(self) -> None:
-        """Callbacks of what has ended; an interrupt leaves the rest for the next time."""
+        """Runs the callbacks of deliveries that have ended; an interrupt leaves the rest for the next time."""
         while self._ended:
             self._teller.tell(self._ended[0])
-            self._ended.popleft()
+            self._ended.popleft()  # only now: tell() goes on where an interrupt ended it
 
     def _admitted(
         self, transacting: Transacting, work: list[tuple[Queue, list[Batch]]]
     ) -> list[tuple[Queue, list[Batch]]]:
-        """What may be written, once the partitions that are new to the transaction were added to it."""
+        """Adds new partitions to the transaction, and returns the batches that may be written then."""
         new = transacting.new_partitions((queue.topic, queue.partition) for queue, _ in work)
         if not new:
             return work
         try:
             transacting.add(new)
         except LogcoreError as error:
+            # The first batch of a queue has the failure, and holds up those behind it.
             with self._room:
                 for queue, batches in work:
                     if (queue.topic, queue.partition) in new:
@@ -263,11 +266,11 @@ class Sender:
             raise LogFailedError("what the log holds of the batch cannot be read", path=log.path) from error
         batch.written = None
         batch.is_unknown = False
-        if batch.identity is not queue.identity:
+        if batch.identity is not queue.identity:  # a batch before it has given up the identity: it needs the new one
             batch.forget_attempt()
 
     def _is_stored(self, log: Log, batch: Batch) -> bool:
-        """By its offsets, its producer id and its sequence."""
+        """Whether the log still holds the batch where it was written, by its producer id and its sequence."""
         receipt = batch.written
         identity = batch.identity
         if receipt is None or identity is None:
@@ -312,7 +315,13 @@ class Sender:
         attributes = int(codec)
         if self._transacting is not None:
             attributes |= TRANSACTIONAL_BIT
-        data = _encoded(self._scratch, batch.records, self._fs.now_ms(), codec, attributes, identity, config)
+        producer = (-1, -1, -1)
+        if identity is not None:
+            producer = (identity.producer_id, identity.producer_epoch, identity.next_sequence)
+        most = min(config.max_message_bytes, config.segment_bytes)
+        # What the encoders take behind the records: offsets begin at 0, and all records go into one batch.
+        head = (0, -1, self._fs.now_ms(), INT32_MAX, most, attributes, *producer)
+        data = _encoded(self._scratch, batch.records, (*head, compressor(codec, config), config.is_compacted))
         if identity is not None:
             batch.identity = identity
             batch.sequence = identity.next_sequence
@@ -333,7 +342,7 @@ class Sender:
         return queue.identity
 
     def _end_identity(self, queue: Queue) -> None:
-        """The next batch of the partition has a new producer id, and so may any sequence before it be missing."""
+        """Gives the next batch of the partition a new producer id and sequence 0: batches before it may be missing."""
         queue.identity = None
         self._producer_id = None
 
@@ -368,7 +377,7 @@ class Sender:
         counts.bytes += batch.size_bytes - BATCH_BYTES - RECORD_BYTES * len(batch.records)
         counts.batches += 1
         counts.latencies_ms.append(self._fs.monotonic_ms() - batch.created_ms)
-        counts.sizes_bytes.append(0 if batch.data is None else len(batch.data))
+        counts.sizes_bytes.append(len(batch.data or b""))
         self._accumulator.remove(queue, batch)
         level: Level = "disk"
         if self._settings.acks != -1:
@@ -398,10 +407,11 @@ class Sender:
         self._room.notify_all()
 
     def _take_failure(self, queue: Queue, batch: Batch, error: Exception) -> None:
-        """Decides what becomes of a batch after an attempt that failed: tried again, split, or ended."""
+        """Decides about a batch after a failed attempt: it is tried again, split, or ended."""
         if not self._accumulator.is_open(queue, batch):  # close() ended it meanwhile
             return
         batch.failure = error
+        # It may be stored. Tried again, only an idempotent batch is not stored twice.
         if batch.is_unknown and not self._settings.idempotent:
             unknown = DurabilityUnknownError("the batch may be stored; without idempotence it is not written again")
             unknown.__cause__ = error
@@ -420,22 +430,10 @@ class Sender:
             self._end(queue, batch, error)
 
 
-def _encoded(
-    scratch: bytearray,
-    records: list[Row] | Columns,
-    now_ms: int,
-    codec: Codec,
-    attributes: int,
-    identity: Identity | None,
-    config: LogConfig,
-) -> bytes:
-    """One batch, whose offsets begin at 0. Raises InvalidRecordError, InvalidTimestampError, RecordTooLargeError."""
-    most = min(config.max_message_bytes, config.segment_bytes)
-    producer: tuple[int, int, int] = (-1, -1, -1)
-    if identity is not None:
-        producer = (identity.producer_id, identity.producer_epoch, identity.next_sequence)
-    compress = compressor(codec, config)
-    head: tuple[Any, ...] = (0, -1, now_ms, INT32_MAX, most, attributes, *producer, compress, config.is_compacted)
+def _encoded(scratch: bytearray, records: list[Row] | Columns, head: tuple[Any, ...]) -> bytes:
+    """One batch. head: as kernel.encode_records() takes it behind the records. Raises InvalidRecordError,
+    InvalidTimestampError, RecordTooLargeError.
+    """
     if isinstance(records, Columns):
         size, _ = kernel.encode_columns(scratch, records.keys, records.values, records.times, records.count, *head)
     else:

@@ -1,11 +1,11 @@
-"""The transactions of one producer: what it may do now, who it is, which partitions its transaction has.
+"""The transactions of one producer: its state, its producer id and epoch, and the partitions of its transaction.
 
 Rules (clients reference 2.9, Kafka's TransactionManager):
 - A call that does not fit the state raises ProducerStateError, and changes nothing.
 - After the first failure inside a transaction nothing more of it is written; it can only be aborted.
 - A producer whose id another one has taken over can only be closed.
 - A partition is in the coordinator's record before the first batch of it is written.
-- A request that the coordinator cannot serve now is made again until time is up; all of them may be repeated.
+- A request that the coordinator cannot serve now is repeated until its time is up; every request may be repeated.
 
 Not here: what the coordinator decides (coordinator.py), batches (sender.py).
 """
@@ -84,8 +84,8 @@ NEXT: Final[Mapping[State, frozenset[State]]] = MappingProxyType(
 class Transacting:
     """room: the condition of the producer's memory; all that changes here changes under its lock.
 
-    identity: producer id and epoch, None before init_transactions(). failure: what the transaction, or the producer,
-    cannot go on after.
+    identity: producer id and epoch, None before init_transactions(). failure: the error after which the transaction, or
+    the producer, cannot go on.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Transacting:
     # -- states
 
     def check(self, wanted: State) -> None:
-        """Under the lock. Raises ProducerStateError, or what the producer cannot go on after."""
+        """Under the lock. Raises ProducerStateError, or the error after which the producer cannot go on."""
         if wanted in NEXT[self.state]:
             return
         if self.failure is not None:
@@ -158,7 +158,7 @@ class Transacting:
 
     @property
     def is_open(self) -> bool:
-        """Whether a transaction was begun, and nothing is to be waited for before it is aborted."""
+        """Whether a transaction was begun that close() has to abort. A prepared one waits for its decision."""
         return self.state in (State.IN_TRANSACTION, State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR)
 
     def fail(self, error: Exception) -> None:
@@ -185,7 +185,10 @@ class Transacting:
         with self._room:
             self.identity = Identity(found.producer_id, found.producer_epoch)
             self._is_of_before = isinstance(found, Unended)
-            self.enter(State.PREPARED if self._is_of_before else State.READY)
+            if self._is_of_before:
+                self.enter(State.PREPARED)
+            else:
+                self.enter(State.READY)
 
     def _initialized(self, deadline_ms: int | None, keeps_prepared: bool = False) -> Identity | Unended:
         asked = Initialize(
@@ -222,7 +225,8 @@ class Transacting:
             self._partitions.update(partitions)
 
     def end(self, *, commit: bool, deadline_ms: int | None) -> None:
-        """Ends the transaction. One that has no partitions is not written down anywhere. State COMMITTING or ABORTING.
+        """Ends the transaction. State COMMITTING or ABORTING. If it has no partitions, the coordinator never heard of
+        it, and is not asked.
 
         Raises ResourceError when the time is up; then it may be called again.
         """
@@ -236,7 +240,7 @@ class Transacting:
                 client_version=_VERSION,
             )
             found = self._ask_until(deadline_ms, ended)
-            # The producer before this one may have asked the same, and been told the same epoch.
+            # The producer before this one may have asked the same, and got the same epoch: take a new one.
             if self._is_of_before:
                 found = self._initialized(deadline_ms)
             identity = Identity(found.producer_id, found.producer_epoch)
@@ -247,7 +251,7 @@ class Transacting:
     def look(self) -> None:
         """Ends transactions of this directory that have been open for too long; not more often than once a second.
 
-        What fails of it is no reason not to write: the next request is told.
+        A failure does not keep the producer from writing; its next request meets the error itself.
         """
         now_ms = self._fs.monotonic_ms()
         if now_ms - self._looked_ms >= _LOOK_MS:
@@ -258,7 +262,7 @@ class Transacting:
                 tell("transactions", WARNING, "transactions that are overdue were not ended: %s", error)
 
     def known_identity(self) -> Identity:
-        """Once init_transactions() has returned."""
+        """The identity; to be called once init_transactions() has returned."""
         assert self.identity is not None, self.state
         return self.identity
 

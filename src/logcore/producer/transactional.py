@@ -1,4 +1,4 @@
-"""A producer whose records, and the offsets of what they came from, count together or not at all.
+"""A producer whose records count together or not at all, with the offsets of the records they were made from.
 
     with data.producer(transactional_id="totals-0") as producer:
         with producer.transaction():
@@ -11,7 +11,7 @@ Rules (clients reference 2.9):
 - A result of send() says that the record is stored, and not that its transaction is committed.
 - close() aborts a transaction that is open, and so does its timeout.
 
-What may follow what is decided in transacting.py.
+Which call may follow which is decided in transacting.py.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class GroupMetadata(Protocol):
 
 
 class OffsetAndMetadata(Protocol):
-    """What is committed for a partition; see logcore.OffsetAndMetadata."""
+    """A commit for a partition; see logcore.OffsetAndMetadata."""
 
     @property
     def offset(self) -> int: ...
@@ -61,7 +61,7 @@ class OffsetAndMetadata(Protocol):
 
 
 class Groups(Protocol):
-    """What is asked of the groups of the directory."""
+    """The methods of the groups of a directory that are used here."""
 
     failure: Exception | None
 
@@ -72,7 +72,7 @@ class Groups(Protocol):
 
 
 class Coordinators(Protocol):
-    """What looks after the transactions and the groups of the directory."""
+    """The coordinators of the transactions and the groups of a directory."""
 
     def transactions(self, directory: Any) -> TransactionCoordinator: ...
     def groups(self, directory: Any) -> Groups: ...
@@ -140,8 +140,8 @@ class TransactionalProducer(Producer):
         self._transacting.end(commit=True, deadline_ms=deadline_ms)
 
     def prepare_transaction(self, timeout: float | None = None) -> str:
-        """Writes what was sent, and waits for the decision of another store: what it returns is to be kept there, in a
-        transaction of its own. Then call complete_transaction().
+        """Writes what was sent, and waits for the decision of another store. Keep the text that it returns there, in a
+        transaction of that store. Then call complete_transaction().
 
         A producer made with two_phase=True has no timeout; another's transaction may be aborted meanwhile. Raises as
         commit_transaction().
@@ -166,7 +166,7 @@ class TransactionalProducer(Producer):
         return is_wanted
 
     def abort_transaction(self, timeout: float | None = None) -> None:
-        """Ends the transaction so that nothing of it counts. What was not written yet fails with
+        """Ends the transaction so that nothing of it counts. Records that were not written yet fail with
         TransactionAbortedError.
 
         Raises ResourceError when the time is up (then it may be called again), ProducerFencedError, ProducerStateError.

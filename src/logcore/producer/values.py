@@ -1,4 +1,4 @@
-"""What a producer is told and tells: its settings, where a record went, its counters.
+"""Values of a producer: its settings, the metadata of a stored record, its counters.
 
 Rules:
 - Settings have the names of Kafka's Java client, with underscores. They are checked when they are given.
@@ -65,7 +65,7 @@ class Interceptor(Protocol):
         ...
 
     def on_acknowledgement(self, metadata: RecordMetadata, error: Exception | None) -> None:
-        """Where it went, or why it did not; before the callbacks, in their thread."""
+        """Called with the outcome of a record, before the callbacks and in their thread."""
         ...
 
 
@@ -100,7 +100,7 @@ class ProducerMetrics:
 
 
 class ProducerOptions(TypedDict, total=False):
-    """What LogDir.producer() takes, by the names of Kafka's Java client, with its defaults.
+    """The settings of LogDir.producer(), by the names of Kafka's Java client, with its defaults.
 
     acks: 0, 1 or "all" (default): a result waits for nothing, for the write, or for a sync that began after it;
     durability="os" or "disk" says 1 or "all". linger_ms (5): how long a batch waits for more records. batch_size
@@ -138,7 +138,7 @@ class ProducerOptions(TypedDict, total=False):
 
 
 class TransactionOptions(ProducerOptions, total=False):
-    """What LogDir.producer() takes besides for a producer with a transactional_id.
+    """Further settings of LogDir.producer(), for a producer with a transactional_id.
 
     transaction_timeout_ms (60,000): how long a transaction may be open before it is aborted, at most 900,000.
     two_phase (False): only the producer ends a transaction, however long that takes; see prepare_transaction().

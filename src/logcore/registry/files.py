@@ -18,14 +18,14 @@ A domain is the first name of a path, for groups the first two. It is what a cha
 | end of a session | rename its file, pass its gate, delete its nodes, unlink its file | another process goes on |
 
 Rules:
-- Reads take no lock. A node with a session is believed only while the session lives.
-- A persistent version is on disk before the call returns, and before the slot with the version below is overwritten: a
-  writer that was killed before its sync must not cost both.
-- Ephemeral nodes are never synced: a power cut ends all sessions. What is written again from elsewhere, the state of a
-  group and the view of topics, is not synced either.
-- No two domains are locked at once. The gate of a session is locked behind the domain.
+- Reads take no lock. A node with a session exists only while the session lives.
+- A persistent version is on disk before the call returns, and before the slot of the version before it is overwritten:
+  a writer that was killed before its sync must not cost both.
+- Ephemeral nodes are never synced: a power cut ends all sessions. The state of a group and the view of topics, which
+  can be written again from elsewhere, are not synced either.
+- No two domains are locked at once. The gate of a session is locked after the domain.
 - A value that was read may be lost in a power cut if its writer was killed between its write and its sync.
-- What is damaged, foreign or newer raises an error and is kept.
+- A damaged, foreign or newer file raises an error and is kept.
 
 This module knows no Kafka names but CONSUMERS; paths.py does.
 """
@@ -83,7 +83,7 @@ _FORMAT_WORDS: Final = b"logcore registry "
 _LOCK: Final = ".lock"
 #: The state of a group is found again in __consumer_offsets after a power cut: its writes need no sync.
 _UNSYNCED_NAME: Final = "group"
-#: What lies below shows the topics of the log directory, which says them again.
+#: Nodes below these show the topics of the log directory, and can be written again from there.
 _VIEWS: Final = (("brokers", "topics"), ("config", "topics"))
 #: Nodes that live as long as a session: members of groups and what they own, brokers, the controller.
 _OF_MEMBERS: Final = ("ids", "owners")
@@ -103,10 +103,13 @@ Result = TypeVar("Result")
 
 
 def domain_of(names: Names) -> str:
-    """What a change of a node locks, as the path of its directory below the registry's: that of the first name, for a
-    group and what lies below it the group's.
+    """The domain that a change of a node locks, as the path of a directory below the registry's: that of the first
+    name; that of the group for a group and all nodes below it.
     """
-    return "/".join(map(file_name, names[:2] if names[0] == CONSUMERS else names[:1]))
+    depth = 1
+    if names[0] == CONSUMERS:
+        depth = 2
+    return "/".join(map(file_name, names[:depth]))
 
 
 def domain_byte(domain: str) -> int:
@@ -116,7 +119,7 @@ def domain_byte(domain: str) -> int:
 
 
 def kind_of(names: Names) -> Kind:
-    """How long a node lasts that is not ephemeral."""
+    """Whether a node that is not ephemeral is synced."""
     if len(names) == 3 and names[0] == CONSUMERS and names[2] == _UNSYNCED_NAME:
         return Kind.UNSYNCED
     if len(names) > 2 and names[:2] in _VIEWS:
@@ -125,8 +128,8 @@ def kind_of(names: Names) -> Kind:
 
 
 def _is_lost_with_power(names: Names) -> bool:
-    """Whether the layout of paths.py has a node there that is never synced. After a power cut its file may hold
-    anything, and nothing of it counts.
+    """Whether the node of these names in paths.py is never synced. After a power cut its file may hold anything, and
+    counts as missing.
     """
     of_member = len(names) > 3 and names[0] == CONSUMERS and names[2] in _OF_MEMBERS
     return of_member or names[:2] == _BROKERS or names == _CONTROLLER or kind_of(names) is Kind.UNSYNCED
@@ -167,15 +170,20 @@ def open_registry(
                 expected=boot,
                 found=info.facts.boot,
             )
-    facts = None if read_only else Facts(boot, os.getpid(), max_poll_interval_ms)
+    facts = None
+    if not read_only:
+        facts = Facts(boot, os.getpid(), max_poll_interval_ms)
     return FileRegistry(fs, root, facts, permissions, lock_timeout_ms)
 
 
 def _permissions(fs: SharedFS, logs: str, root: str) -> tuple[int, int]:
     """Of directories and files: the group may write if it may write to the logs."""
     for place in (root, logs):
-        if fs.exists(place):
-            return _GROUP_TOO if fs.permissions(place) & _GROUP_WRITES else _OWN_ONLY
+        if not fs.exists(place):
+            continue
+        if fs.permissions(place) & _GROUP_WRITES:
+            return _GROUP_TOO
+        return _OWN_ONLY
     return _OWN_ONLY
 
 
@@ -187,7 +195,7 @@ def _make(fs: SharedFS, root: str, permissions: tuple[int, int]) -> None:
     place = posixpath.join(root, _FORMAT)
     if not fs.exists(place):
         foreign = [name for name in fs.listdir(root) if not name.startswith(_FORMAT)]
-        if foreign and not fs.exists(place):
+        if foreign and not fs.exists(place):  # asked again: another process may have made it since
             raise CorruptRegistryError("the directory is no registry, and not empty", path=root, found=sorted(foreign))
         unfinished = f"{place}-{fs.random_bytes(8).hex()}{UNFINISHED}"
         handle = fs.open(unfinished, write=True, create=True, exclusive=True, permissions=for_files)
@@ -197,7 +205,7 @@ def _make(fs: SharedFS, root: str, permissions: tuple[int, int]) -> None:
         finally:
             fs.close(handle)
         fs.rename(unfinished, place)
-    # Always: whoever made it may have been killed before its syncs.
+    # Always: the process that made it may have been killed before its syncs.
     fs.sync_dir(root)
     fs.sync_dir(posixpath.dirname(root))
     with contextlib.suppress(FileExistsError):
@@ -218,7 +226,9 @@ def _check_format(fs: SharedFS, root: str) -> None:
         fs.close(handle)
     if found == _FORMAT_TEXT:
         return
-    kind = UnsupportedRegistryError if found.startswith(_FORMAT_WORDS) else CorruptRegistryError
+    kind: type[RegistryError] = CorruptRegistryError
+    if found.startswith(_FORMAT_WORDS):
+        kind = UnsupportedRegistryError
     raise kind("not the format of a registry", path=place, expected=_FORMAT_TEXT, found=found)
 
 
@@ -234,7 +244,9 @@ class FileSession:
 
     @property
     def state(self) -> SessionState:
-        return "expired" if self._lease.is_expired else "alive"
+        if self._lease.is_expired:
+            return "expired"
+        return "alive"
 
 
 class _OuterMissingError(Exception):
@@ -276,7 +288,12 @@ class FileRegistry:
         fs.after_fork(self._forget)
 
     def __repr__(self) -> str:
-        state = "closed" if self._is_closed else "read-only" if self._lease is None else f"session {self._lease.id}"
+        if self._is_closed:
+            state = "closed"
+        elif self._lease is None:
+            state = "read-only"
+        else:
+            state = f"session {self._lease.id}"
         return f"<FileRegistry {self.path}, {state}>"
 
     def __enter__(self) -> FileRegistry:
@@ -317,11 +334,15 @@ class FileRegistry:
 
     def _state(self, values: list[Names], parents: list[Names]) -> object:
         """Differs after each change of these nodes."""
-        nodes = [self._look(names) for names in values]
-        return (
-            [None if found is None else (found[0].creation, found[1].version) for found in nodes],
-            [sorted(self._children(names)) for names in parents],
-        )
+        versions: list[tuple[bytes, int] | None] = []
+        for names in values:
+            found = self._look(names)
+            if found is None:
+                versions.append(None)
+            else:
+                head, slot = found
+                versions.append((head.creation, slot.version))  # a node that was deleted and made again has another
+        return versions, [sorted(self._children(names)) for names in parents]
 
     @property
     def session(self) -> FileSession:
@@ -329,7 +350,7 @@ class FileRegistry:
 
     @property
     def boot_id(self) -> str:
-        """Of the machine: what was written under another one is of processes that live no more."""
+        """The boot of the machine: processes that wrote under another one have ended."""
         return self._fs.boot().boot_id.hex()
 
     def is_alive(self, session: str) -> bool:
@@ -337,11 +358,11 @@ class FileRegistry:
         return self._sessions.is_alive(session)
 
     def directory_of(self, path: str) -> str:
-        """The directory in which a node's file is written, for who watches it."""
+        """The directory of a node's file, for watching it."""
         return posixpath.dirname(self._file(node_names(path)))
 
     def sessions(self) -> list[SessionInfo]:
-        """Every session of which something is left."""
+        """Every session that has left a file."""
         self._check_open()
         return self._sessions.all()
 
@@ -361,12 +382,12 @@ class FileRegistry:
         return self._directory(names) + SUFFIX
 
     def _look(self, names: Names) -> tuple[Head, Slot] | None:
-        """A node as it is now; None for one that is not there."""
+        """A node as it is now; None if it does not exist."""
         return self._believed(self._file(names))
 
     def _believed(self, file: str) -> tuple[Head, Slot] | None:
-        """None also for a node whose session is over, and for one that is damaged and was never synced: a power cut
-        does that.
+        """The node in a file. None also if its session is over, or if it is damaged and was never synced: a power cut
+        leaves such files.
         """
         try:
             found = self._read(file)
@@ -380,7 +401,9 @@ class FileRegistry:
         if found is None:
             return None
         session = found[1].session
-        return found if session is None or self._sessions.is_alive(session) else None
+        if session is None or self._sessions.is_alive(session):
+            return found
+        return None
 
     def _read(self, file: str) -> tuple[Head, Slot] | None:
         try:
@@ -406,8 +429,12 @@ class FileRegistry:
                 yield self._name(posixpath.join(directory, file), found[0])
 
     def _name(self, path: str, head: Head) -> str:
+        """The name of a node, from that of its file, or from its head where the name was too long for a file."""
         file = posixpath.basename(path).removesuffix(SUFFIX)
-        name = head.name if nodefile.is_hashed(file) else nodefile.node_name(file)
+        if nodefile.is_hashed(file):
+            name = head.name
+        else:
+            name = nodefile.node_name(file)
         if name is None or file_name(name) != file:
             raise CorruptRegistryError("the name of the file is not one of a node", path=path, found=head.name)
         return name
@@ -417,7 +444,9 @@ class FileRegistry:
     def create(self, path: str, value: bytes = b"", *, ephemeral: bool = False) -> int:
         names = node_names(path)
         check_value(value, path)
-        kind = Kind.EPHEMERAL if ephemeral else kind_of(names)
+        kind = kind_of(names)
+        if ephemeral:
+            kind = Kind.EPHEMERAL
 
         def make() -> int:
             if self._look(names) is not None:
@@ -454,15 +483,19 @@ class FileRegistry:
 
         def replace() -> Node | None:
             found = self._look(names)
-            value = change(None if found is None else found[1].value)
-            if value is not None:
+            if found is None:
+                value = change(None)
+                if value is None:
+                    return None
                 check_value(value, path)
-                if found is None:
-                    self._make_node(names, bytes(value), kind_of(names))
-                    return Node(bytes(value), 0)
-                session = found[1].session
-                return Node(bytes(value), self._write(names, *found, bytes(value)), session)
-            return None if found is None else Node(found[1].value, found[1].version, found[1].session)
+                self._make_node(names, bytes(value), kind_of(names))
+                return Node(bytes(value), 0)
+            slot = found[1]
+            value = change(slot.value)
+            if value is None:  # leave it as it is
+                return Node(slot.value, slot.version, slot.session)
+            check_value(value, path)
+            return Node(bytes(value), self._write(names, *found, bytes(value)), slot.session)
 
         return self._change(names, replace)
 
@@ -476,6 +509,7 @@ class FileRegistry:
         """
         domain = domain_of(node_names(path))
         with self._turn(domain):
+            # Changes inside the block are allowed to enter _turn() again, which finds the domain held.
             before = self._held
             self._held = domain
             self._is_busy = False
@@ -495,12 +529,15 @@ class FileRegistry:
             lease.rewrite(Facts(facts.boot, facts.pid, facts.max_poll_interval_ms, facts.polls + 1, facts.domains))
 
     def _change(self, names: Names, act: Callable[[], Result]) -> Result:
+        """Carries out a change in the turn of its domain."""
         domain = domain_of(names)
         while True:
             try:
                 with self._turn(domain):
                     return act()
             except _OuterMissingError:
+                # /consumers, which belongs to a domain of its own: no two are locked at once, so it is made first and
+                # the change is tried again.
                 outer = names[:1]
                 with self._turn(domain_of(outer)):
                     if self._look(outer) is None:
@@ -536,7 +573,9 @@ class FileRegistry:
         byte = domain_byte(domain)
         if not self._fs.lock_byte(self._lock, byte, timeout_ms=self._lock_timeout_ms):
             pids = self._sessions.changing()
-            who = f"process {', '.join(map(str, pids))}" if pids else "another process"
+            who = "another process"
+            if pids:
+                who = f"process {', '.join(map(str, pids))}"
             raise RegistryLockedError(
                 f"{who} has been changing this domain for more than {self._lock_timeout_ms} ms; it may be stopped",
                 path=posixpath.join(self.path, domain),
@@ -559,7 +598,7 @@ class FileRegistry:
         return found
 
     def _make_node(self, names: Names, value: bytes, kind: Kind) -> None:
-        """Under the lock; what stands there, if anything, is not believed."""
+        """Under the lock. A file that exists there already does not count: it is torn, or its session is over."""
         self._make_parents(names)
         file = self._file(names)
         creation = self._fs.random_bytes(16)
@@ -574,12 +613,13 @@ class FileRegistry:
             lease = self._writing()
             session = lease.id
             domain = domain_of(names)
-            if domain not in lease.facts.domains:  # first, so that whoever ends this session finds the node
+            if domain not in lease.facts.domains:  # first, so that the process that ends this session finds the node
                 facts = lease.facts
                 domains = (*facts.domains, domain)
                 lease.rewrite(Facts(facts.boot, facts.pid, facts.max_poll_interval_ms, facts.polls, domains))
         with contextlib.suppress(FileNotFoundError):  # of a session that is over, or torn
             self._fs.unlink(file)
+        # Not under another name first: killed before or within its one write, it leaves a file that is no node.
         handle = self._fs.open(file, write=True, create=True, exclusive=True, permissions=self._for_files)
         try:
             self._fs.pwrite(handle, nodefile.new_file(head, Slot(0, value, session)), 0)
@@ -591,6 +631,7 @@ class FileRegistry:
             self._fs.close(handle)
 
     def _make_parents(self, names: Names) -> None:
+        """Under the lock. Raises InvalidNodeError below an ephemeral node."""
         for depth in range(len(names) - 1, 0, -1):
             found = self._look(names[:depth])
             if found is not None:
@@ -599,7 +640,7 @@ class FileRegistry:
                 break
         else:
             depth = 0
-        # From here on downwards they are missing.
+        # Those below depth are missing.
         for size in range(depth + 1, len(names)):
             parent = names[:size]
             if domain_of(parent) != domain_of(names):
@@ -610,7 +651,7 @@ class FileRegistry:
                 self._fs.mkdir(self._directory(names[:-1]), permissions=self._for_directories)
 
     def _put(self, file: str, head: Head, slot: Slot) -> None:
-        """Puts a whole file in a name's place; on disk before it has the name, if the node is persistent."""
+        """Replaces the file of a name by a whole one; on disk before it has the name, if the node is persistent."""
         unfinished = file + UNFINISHED
         with contextlib.suppress(FileNotFoundError):
             self._fs.unlink(unfinished)
@@ -628,7 +669,7 @@ class FileRegistry:
             self._fs.close(handle)
 
     def _write(self, names: Names, head: Head, slot: Slot, value: bytes) -> int:
-        """Under the lock: the next version of a node that is there; its number."""
+        """Under the lock: writes the next version of an existing node; returns its number."""
         file = self._file(names)
         new = Slot(slot.version + 1, value, slot.session)
         is_synced = head.kind is Kind.PERSISTENT
@@ -641,8 +682,8 @@ class FileRegistry:
         handle = self._fs.open(file, write=True)
         try:
             if is_synced and self._known.get(file) != (head.creation, slot.version):
-                # Whoever wrote this version may have been killed before its sync, and the slot that is about to be
-                # overwritten may be all that a power cut would leave.
+                # The process that wrote this version may have been killed before its sync. Then the older slot, which
+                # is overwritten next, may be all that a power cut would leave: sync first.
                 self._fs.fdatasync(handle)
                 self._sync_names(names)
             self._fs.pwrite(handle, new.pack(head), head.place(new.version))
@@ -655,8 +696,8 @@ class FileRegistry:
         return new.version
 
     def _sync(self, handle: int, head: Head, new: Slot) -> None:
-        """Syncs a version that was just written. After a failure it is taken back: no one could tell later that it is
-        not on disk, and the next writer would overwrite the version before it.
+        """Syncs a version that was just written. After a failure it is taken back: later it could not be told that it
+        is not on disk, and the next writer would overwrite the version before it.
         """
         try:
             self._fs.fdatasync(handle)
@@ -676,7 +717,8 @@ class FileRegistry:
         self._known[file] = (head.creation, version)
 
     def _remove(self, names: Names, kind: Kind) -> None:
-        """Under the lock: a node that has no children that are believed."""
+        """Under the lock: removes a node without children."""
+        # Children whose sessions are over have files still.
         self._purge(self._directory(names))
         self._fs.unlink(self._file(names))
         self._known.pop(self._file(names), None)
@@ -684,7 +726,7 @@ class FileRegistry:
             self._fs.sync_dir(self._directory(names[:-1]))
 
     def _purge(self, directory: str) -> None:
-        """Removes a directory in which no node is believed."""
+        """Removes a directory without living nodes."""
         try:
             names = self._fs.listdir(directory)
         except FileNotFoundError:
@@ -702,10 +744,10 @@ class FileRegistry:
     # -- the end of sessions ---------------------------------------------------------------------------------------
 
     def expire(self, session: str) -> None:
-        """Declares a session over, dead or alive: when this returns, it writes nothing more and its nodes are gone.
+        """Declares a session over, dead or alive: when this returns, it writes nothing more and its nodes are removed.
 
-        RegistryLockedError when its process stands still inside a change. It is over then too, and nothing that it
-        owned is believed; clean() removes its nodes later.
+        RegistryLockedError when its process is stopped inside a change. The session is over then too, and its nodes do
+        not exist any more; clean() removes their files later.
         """
         with self._mutex:
             self._writing()
@@ -717,17 +759,24 @@ class FileRegistry:
         self._sessions.forget(session)
 
     def _remove_nodes(self, session: str, domains: Iterable[str] | None) -> None:
-        for domain in self._all_domains() if domains is None else domains:
+        """domains: those that its record names; None where the record cannot be read."""
+        if domains is None:
+            domains = self._all_domains()
+        for domain in domains:
             with self._locked(domain):
                 self._sweep(domain, lambda file: self._session_of(file) == session)
 
     def _session_of(self, file: str) -> str | None:
-        """Whose node a file is. None also for a damaged one, which must not keep another session from its end."""
+        """The session of the node in a file. None also for a damaged file, which must not keep another session from
+        its end.
+        """
         try:
             found = self._read(file)
         except (CorruptRegistryError, UnsupportedRegistryError):
             return None
-        return None if found is None else found[1].session
+        if found is None:
+            return None
+        return found[1].session
 
     def _all_domains(self) -> list[str]:
         groups = f"{CONSUMERS}/"
@@ -740,8 +789,9 @@ class FileRegistry:
         """Under the lock of a domain: unlinks the files of nodes that are garbage, and those that were not finished."""
         place = posixpath.join(self.path, domain)
         files = [file for file in (place + SUFFIX, place + SUFFIX + UNFINISHED) if self._fs.exists(file)]
-        # The directory of CONSUMERS belongs to the groups.
-        waiting = [place] if domain != CONSUMERS else []
+        waiting = [place]
+        if domain == CONSUMERS:
+            waiting = []  # the directories below are those of groups, which are domains of their own
         while waiting:
             directory = waiting.pop()
             with contextlib.suppress(FileNotFoundError):
@@ -756,7 +806,7 @@ class FileRegistry:
                 self._fs.unlink(file)
 
     def clean(self) -> list[str]:
-        """Removes what sessions left that are over, and files that were never finished; the ids of the sessions.
+        """Removes the files of sessions that are over, and unfinished files; returns the ids of the sessions.
 
         Nothing depends on it. Call it from time to time in one process, such as the one that holds /controller.
         """
@@ -773,7 +823,7 @@ class FileRegistry:
             return over
 
     def _remove_unfinished(self, directory: str) -> None:
-        """Files of those who were killed while they opened the registry."""
+        """Removes the files of processes that were killed while they opened the registry."""
         for name in self._fs.listdir(directory):
             path = posixpath.join(directory, name)
             if name.endswith(UNFINISHED) and not name.endswith(SUFFIX + UNFINISHED):
@@ -795,7 +845,7 @@ class FileRegistry:
                 if not lease.is_expired:
                     self._end(lease.id)
             except RegistryLockedError:
-                pass  # nothing that it owned is believed from now on; clean() removes it
+                pass  # the session is over, so its nodes do not exist any more; clean() removes their files
             finally:
                 self._release()
 

@@ -78,7 +78,7 @@ class Head:
         return self.size + 2 * self.capacity
 
     def place(self, version: int) -> int:
-        """Where in the file the slot of a version begins."""
+        """The position in the file of the slot of a version."""
         return self.size + (version & 1) * self.capacity
 
     def holds(self, value: bytes) -> bool:
@@ -106,7 +106,9 @@ class Slot:
     session: str | None = None
 
     def pack(self, head: Head) -> bytes:
-        session = _NO_SESSION if self.session is None else bytes.fromhex(self.session)
+        session = _NO_SESSION
+        if self.session is not None:
+            session = bytes.fromhex(self.session)
         fields = _SLOT.pack(self.version, len(self.value), session, 0)
         return fields + _CRC.pack(crc32c(head.creation + fields + self.value)) + self.value
 
@@ -162,7 +164,9 @@ def _slot(head: Head, data: bytes, number: int) -> Slot | None:
     value = data[at : at + length]
     if _CRC.unpack_from(data, start + _SLOT.size)[0] != crc32c(head.creation + fields + value):
         return None
-    return Slot(version, value, None if session == _NO_SESSION else session.hex())
+    if session == _NO_SESSION:
+        return Slot(version, value)
+    return Slot(version, value, session.hex())
 
 
 @functools.lru_cache(maxsize=1_024)  # five times for each change of a node: 25 us of 135
@@ -180,8 +184,10 @@ def file_name(name: str) -> str:
 
 
 def name_in_head(name: str) -> str | None:
-    """What the head keeps of a name: nothing, where the name of the file tells it."""
-    return name if file_name(name).startswith(_HASH) else None
+    """The name as the head keeps it: None if the name of the file says it already."""
+    if file_name(name).startswith(_HASH):
+        return name
+    return None
 
 
 def is_hashed(file: str) -> bool:
@@ -189,9 +195,12 @@ def is_hashed(file: str) -> bool:
 
 
 def node_name(file: str) -> str | None:
-    """The name that file_name() made a file's of, hashed ones apart; None for a name that it does not make."""
+    """The reverse of file_name(), for names that are not hashed; None for a name that it does not return."""
     name = unquote(file, errors="surrogateescape")
     try:
-        return name if name and file_name(name) == file else None
+        is_made_of_it = bool(name) and file_name(name) == file
     except UnicodeEncodeError:
         return None
+    if is_made_of_it:
+        return name
+    return None

@@ -1,4 +1,4 @@
-"""What lies where in a registry: Kafka's ZooKeeper layout, and the values of its nodes.
+"""The layout of a registry: Kafka's ZooKeeper paths, and the values of their nodes.
 
 | path | value | kind |
 |---|---|---|
@@ -284,4 +284,6 @@ def elect(registry: Registry, broker_id: int, timestamp_ms: int) -> int | None:
 
 
 def _next_epoch(value: bytes | None) -> bytes:
-    return pack_number(1 if value is None else unpack_number(value, CONTROLLER_EPOCH) + 1)
+    if value is None:
+        return pack_number(1)
+    return pack_number(unpack_number(value, CONTROLLER_EPOCH) + 1)

@@ -40,7 +40,7 @@ SessionState = Literal["alive", "suspended", "expired"]
 
 @attrs.frozen
 class Node:
-    """What a node is at one moment. session: the id of its owner, None for a persistent node."""
+    """A node at one moment. session: the id of its owner, None for a persistent node."""
 
     value: bytes
     version: int

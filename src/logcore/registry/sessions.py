@@ -7,9 +7,9 @@ Rules:
 - A session lives as long as its file has its name and byte 0 is locked. The kernel frees the lock when the process
   ends in any way, so that a death needs no timeout.
 - A session's file gets its name when the lock is held and the record is written: it is never seen without either.
-- To declare a session over, rename its file, then pass through its gate. What the session does later finds its file
-  renamed, and what it had begun is done.
-- A session is stuck if its count of polls stands still for its interval, on the clock of the one who looks.
+- To declare a session over, rename its file, then pass through its gate. A later change of the session finds the file
+  renamed, and a change that it had begun is done by then.
+- A session is stuck if its count of polls does not move for its interval, on the clock of the observer.
 
 The record of a session is a node's file (nodefile.py) with JSON as its value.
 This module decides nothing about nodes.
@@ -44,8 +44,8 @@ _CAPACITY: Final = 1 << 16
 
 @attrs.frozen
 class Facts:
-    """What a session tells of itself. polls: how often its owner came round; max_poll_interval_ms: 0 for one that is
-    never stuck. domains: those in which it may have ephemeral nodes. pid: for messages.
+    """The record of a session. polls: how often its owner has called poll(); max_poll_interval_ms: 0 for a session that
+    is never stuck. domains: those in which it may have ephemeral nodes. pid: for messages.
     """
 
     boot: Boot
@@ -95,9 +95,10 @@ def read_file(fs: SharedFS, handle: int, path: str) -> tuple[Head, Slot] | None:
     while True:
         data = fs.pread(handle, fs.size(handle), 0)
         head = nodefile.read_head(data, path)
-        slot = None if head is None else nodefile.read_slot(head, data)
-        if head is not None and slot is not None:
-            return head, slot
+        if head is not None:
+            slot = nodefile.read_slot(head, data)
+            if slot is not None:
+                return head, slot
         if data == before:
             break
         before = data
@@ -150,7 +151,7 @@ class Lease:
         self.facts = facts
 
     def enter(self, timeout_ms: int) -> bool:
-        """Takes the gate; False when who declares this session over held it until the timeout."""
+        """Takes the gate; False when a process that declares this session over held it until the timeout."""
         return self._fs.lock_byte(self._handle, GATE, timeout_ms=timeout_ms)
 
     def leave(self) -> None:
@@ -179,7 +180,7 @@ class Sessions:
             self._fs.close(handle)
 
     def look(self, session: str) -> SessionInfo | None:
-        """A session by its id; None where nothing is left of it."""
+        """A session by its id; None if it has left no file."""
         for suffix in ("", EXPIRED):
             path = posixpath.join(self.directory, session + suffix)
             try:
@@ -195,20 +196,24 @@ class Sessions:
                 raise CorruptRegistryError("the record of a living session cannot be read", path=path)
             if suffix:
                 return SessionInfo(session, "expired", facts)
-            return SessionInfo(session, "alive" if lives else "dead", facts)
+            if lives:
+                return SessionInfo(session, "alive", facts)
+            return SessionInfo(session, "dead", facts)
         return None
 
     def all(self) -> list[SessionInfo]:
-        """Every session of which something is left, by id."""
+        """Every session that has left a file, by id."""
         names = self._fs.listdir(self.directory)
         ids = {one for name in names if _ID.fullmatch(one := name.removesuffix(EXPIRED))}
         return [info for one in sorted(ids) if (info := self.look(one)) is not None]
 
     def _facts(self, handle: int, path: str) -> Facts | None:
-        """What stands in the record of a session; None where it cannot be read, as behind a power cut."""
+        """The record of a session; None if it cannot be read, as after a power cut."""
         try:
             found = read_file(self._fs, handle, path)
-            return None if found is None else Facts.unpack(found[1].value, path)
+            if found is None:
+                return None
+            return Facts.unpack(found[1].value, path)
         except CorruptRegistryError:
             return None
 
@@ -230,7 +235,7 @@ class Sessions:
         """Renames the file of a session and waits until a change that it had begun is done; the domains in which it
         may have nodes, None for any.
 
-        RegistryLockedError when the process stands still inside a change; the session is over nevertheless.
+        RegistryLockedError when the process is stopped inside a change; the session is over nevertheless.
         """
         path = posixpath.join(self.directory, session)
         with contextlib.suppress(FileNotFoundError):
@@ -242,16 +247,20 @@ class Sessions:
         try:
             if not self._fs.lock_byte(handle, GATE, timeout_ms=timeout_ms):
                 facts = self._facts(handle, path)
-                pids = () if facts is None else (facts.pid,)
-                raise RegistryLockedError("the session's process stands still inside a change", path=path, pids=pids)
-            # Read behind the gate: until then the session may have gone into another domain.
+                pids: tuple[int, ...] = ()
+                if facts is not None:
+                    pids = (facts.pid,)
+                raise RegistryLockedError("the session's process is stopped inside a change", path=path, pids=pids)
+            # Read with the gate held: until then the session may have made a node in another domain.
             facts = self._facts(handle, path)
         finally:
             self._fs.close(handle)
-        return None if facts is None else facts.domains
+        if facts is None:
+            return None
+        return facts.domains
 
     def forget(self, session: str) -> None:
-        """Removes what declare_over() left; the session's nodes are gone by now."""
+        """Removes the file that declare_over() left; the session's nodes are removed by now."""
         with contextlib.suppress(FileNotFoundError):
             self._fs.unlink(posixpath.join(self.directory, session + EXPIRED))
 
@@ -264,15 +273,15 @@ class _Observation:
 
 
 class Observer:
-    """Which sessions are stuck, by the steady clock of the one who looks; no other process's clock is compared."""
+    """Finds stuck sessions by the steady clock of this process; no other process's clock is compared."""
 
     def __init__(self) -> None:
         self._seen: dict[str, _Observation] = {}
 
     def look(self, now_ms: int, sessions: Iterable[SessionInfo]) -> list[str]:
-        """Ids of living sessions whose polls stood still for their interval, by repeated looks.
+        """Ids of living sessions whose count of polls has not moved for their interval, by repeated looks.
 
-        A look that comes later than a third of the interval behind the one before begins again: whoever looks may have
+        A look that comes more than a third of the interval after the one before begins again: this process may have
         been stopped itself, together with the session.
         """
         stuck = []

@@ -1,4 +1,4 @@
-"""What brokers, topics and a controller look like in a registry, and who writes it.
+"""The nodes of brokers, topics and a controller in a registry, and who writes them.
 
 | nodes | written by | |
 |---|---|---|
@@ -84,9 +84,15 @@ def register_broker(
 
 
 def claim_cluster(registry: Registry, cluster_id: str) -> None:
-    """Says of which cluster the registry is. InvalidConfigError when it is another's already."""
+    """Writes the cluster that the registry belongs to. InvalidConfigError when it belongs to another one already."""
     packed = paths.pack_cluster_id(cluster_id)
-    node = registry.update(paths.CLUSTER_ID, lambda value: packed if value is None else None)
+
+    def claim(value: bytes | None) -> bytes | None:
+        if value is None:
+            return packed
+        return None  # as it is
+
+    node = registry.update(paths.CLUSTER_ID, claim)
     assert node is not None
     found = paths.unpack_cluster_id(node.value)
     if found != cluster_id:

@@ -85,8 +85,12 @@ class FileWatch:
     def _happened(self, pause: float | None) -> bool:
         if self._watch is None:
             raise RegistryClosedError("the watch was closed", path=self._root)
+        # The operating system reports no events: compare the nodes now and then.
         if self._watch.fileno() < 0:
-            self._watch.wait(_LOOK_SECONDS if pause is None else min(pause, _LOOK_SECONDS))
+            seconds = _LOOK_SECONDS
+            if pause is not None:
+                seconds = min(pause, _LOOK_SECONDS)
+            self._watch.wait(seconds)
             before = self._seen
             self._seen = self._state()
             return self._seen != before

@@ -79,7 +79,13 @@ def _encoded(names: tuple[str, ...]) -> str:
     """The path of a node on the server."""
     parts = []
     for depth, name in enumerate(names):
-        part = "".join("".join(f"%{byte:02X}" for byte in sign.encode()) if _refused(sign) else sign for sign in name)
+        signs: list[str] = []
+        for sign in name:
+            if _refused(sign):
+                signs += [f"%{byte:02X}" for byte in sign.encode()]
+            else:
+                signs.append(sign)
+        part = "".join(signs)
         if part in (".", ".."):
             part = part.replace(".", "%2E")
         if depth == 0 and part == _SERVERS_NODE:
@@ -213,7 +219,10 @@ class ZooKeeperRegistry:
         names = node_names(path)
         with self._connection.errors(path):
             value, facts = self._connection.client.get(_encoded(names))
-        return Node(value, facts.version, _session_text(facts.owner_session_id) if facts.owner_session_id else None)
+        session = None
+        if facts.owner_session_id:
+            session = _session_text(facts.owner_session_id)
+        return Node(value, facts.version, session)
 
     def set(self, path: str, value: bytes, *, version: int = ANY) -> int:
         names = node_names(path)
@@ -238,11 +247,12 @@ class ZooKeeperRegistry:
 
     def update(self, path: str, change: Callable[[bytes | None], bytes | None]) -> Node | None:
         while True:
-            try:
-                before: Node | None = self.get(path)
-            except NodeNotFoundError:
-                before = None
-            value = change(None if before is None else before.value)
+            before: Node | None = None
+            value_before: bytes | None = None
+            with contextlib.suppress(NodeNotFoundError):
+                before = self.get(path)
+                value_before = before.value
+            value = change(value_before)
             if value is None:
                 return before
             try:
@@ -290,7 +300,10 @@ class ZooKeeperWatch:
             raise RegistryClosedError("the watch was closed")
         if not self._arm():
             # Without a connection nothing is known: let the caller look, not too often.
-            self._happened.wait(_RETRY_SECONDS if timeout is None else min(timeout, _RETRY_SECONDS))
+            seconds = _RETRY_SECONDS
+            if timeout is not None:
+                seconds = min(timeout, _RETRY_SECONDS)
+            self._happened.wait(seconds)
             return True
         if not self._happened.wait(timeout):
             return False

@@ -447,7 +447,7 @@ class Forwarder:
         check_witness(progress.witness, found if found.offset == offset else None, is_compacted=log.config.is_compacted)
 
     def _decided(self, lane: Lane, log: Log, committed: int | None, noted: int | None) -> Begin | None:
-        """Where to go on, None where the partition was stopped."""
+        """The place to go on from, None if the partition was stopped."""
         known = Known(committed=committed, noted=noted, log_start=log.log_start_offset, log_end=log.high_watermark)
         decided = resume(known, on_gap=self._settings.on_gap, on_lost=self._settings.on_lost)
         if isinstance(decided, Stop):

@@ -104,7 +104,7 @@ def _client() -> Any:
 
 
 def _journal() -> logging.Logger:
-    """Where librdkafka writes what it has to say. What matters of it is raised too, so without handlers it is quiet."""
+    """The logger for librdkafka. Its important errors are raised too, so without handlers it is quiet."""
     journal = logging.getLogger("logcore.shipping.librdkafka")
     if not journal.handlers:
         journal.addHandler(logging.NullHandler())
@@ -172,7 +172,7 @@ class KafkaCluster:
             self._is_down = True
 
     def unavailable(self, error: Any = None) -> RemoteUnavailableError:
-        """What to raise when the cluster does not answer."""
+        """The error to raise when the cluster does not answer."""
         if error is None:
             why = self._said
         else:

@@ -208,7 +208,7 @@ class Mirror:
         return 0
 
     def _forget(self) -> None:
-        """What was fetched may not be stored: every partition is judged again."""
+        """Fetched batches may not have been stored: every partition is judged again."""
         self._end_producer()
         for lane in self._lanes.values():
             lane.position = None
@@ -502,7 +502,7 @@ class Mirror:
                 producer.close()
 
     def _progress(self) -> Mapping[Partition, Committed]:
-        """What the local group has committed, by partition there."""
+        """The commits of the local group, by partition there."""
         if OFFSETS_TOPIC not in self._logdir:
             return {}
         numbers = self._logdir.partitions(OFFSETS_TOPIC)

@@ -61,7 +61,7 @@ class Diverged:
 
 
 def judge(end: int | None, span: RemoteSpan, *, on_gap: OnGap) -> Go | Stopped | Diverged:
-    """Where to go on. end: ours, None where there is nothing yet."""
+    """The offset to go on from. end: of our log, None while it is empty."""
     if end is None:
         return Go(span.log_start)
     if end > span.log_end:

@@ -1,4 +1,4 @@
-"""What a forwarder notes in the directory's registry: how far it came, and that it is at work.
+"""The nodes of a forwarder in the directory's registry: its progress, and the sign that it is at work.
 
     /forward/<name>            {"by": "cluster" | "directory", "cluster": id, "progress": [[topic, partition, offset,
                                witness], ...]}

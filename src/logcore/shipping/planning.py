@@ -45,7 +45,7 @@ class Begin:
 
 @attrs.frozen(kw_only=True)
 class Known:
-    """What is known of a partition when shipping begins.
+    """The known offsets of a partition when shipping begins.
 
     committed: by the remote group, None for nothing. noted: what an earlier forwarder of this name has noted in the
     directory as shipped, None for nothing. log_start, log_end: of the local log.
@@ -58,7 +58,7 @@ class Known:
 
 
 def resume(known: Known, *, on_gap: OnGap, on_lost: OnLost) -> Begin | Stop:
-    """Where to begin.
+    """The place to begin at.
 
     | committed | noted           | then                                                                   |
     |-----------|-----------------|------------------------------------------------------------------------|
@@ -108,7 +108,7 @@ def resume(known: Known, *, on_gap: OnGap, on_lost: OnLost) -> Begin | Stop:
 
 
 def witness_of(record: Record) -> str:
-    """What tells this record from another one at its offset, as text."""
+    """A text that another record at the same offset does not have."""
     body = b"%d|%b|%b" % (record.timestamp_ms, record.key or b"", record.value or b"")
     return f"{record.offset}:{zlib.crc32(body):08x}"
 
@@ -175,11 +175,13 @@ class Lane:
         self.position = position
 
     def rewind(self) -> None:
-        """What was read is not delivered, and is read again."""
+        """The records that were read were not delivered, and are read again."""
         self.position = self.delivered
 
     def deliver(self, next_offset: int) -> None:
-        """What lies below next_offset counts. A refused record is looked for in fewer records; behind it, in more."""
+        """Records below next_offset are delivered. A refused one is searched in fewer records; behind it the step
+        grows.
+        """
         assert next_offset >= self.delivered, "progress never goes back"
         self.confirmed = next_offset
         self.delivered = next_offset
@@ -196,7 +198,7 @@ class Lane:
         return False
 
     def leave_out(self, next_offset: int) -> None:
-        """What lies below next_offset needs no shipping: markers, aborted records, a record that is kept elsewhere."""
+        """Offsets below next_offset need no shipping: markers, aborted records, a record that is kept elsewhere."""
         self.delivered = next_offset
         self.position = next_offset
 

@@ -32,7 +32,7 @@ class Progress(NamedTuple):
 
 @attrs.frozen
 class Batch:
-    """What is shipped in one step: records of some partitions, each in order, and the progress behind them.
+    """The shipment of one step: records of some partitions, each in order, and the progress behind them.
 
     records, progress: by partition of the remote cluster.
     """
@@ -118,7 +118,7 @@ class RemoteRecord(NamedTuple):
 
 @attrs.frozen
 class Fetched:
-    """What one fetch() found. reached: partitions that were read to their end, and where that is: behind markers and
+    """The result of one fetch(). reached: partitions that were read to their end, and where that is: behind markers and
     aborted records too, of which there are no records to tell. lost: partitions whose position is not in what they
     hold, or that are gone; span() and topics() tell more.
     """
@@ -141,7 +141,7 @@ class RemoteTopic:
 
 @attrs.frozen
 class RemoteSpan:
-    """What a remote partition holds: offsets from log_start on, below log_end."""
+    """The offsets in a remote partition: from log_start on, below log_end."""
 
     log_start: int
     log_end: int
@@ -155,7 +155,7 @@ class SourceCluster(Protocol):
         ...
 
     def span(self, partition: Partition) -> RemoteSpan:
-        """What a partition holds now. log_end: as far as fetch() reads it."""
+        """The offsets in a partition now. log_end: as far as fetch() reads it."""
         ...
 
     def fetch(self, positions: Mapping[Partition, int], timeout_s: float) -> Fetched:
@@ -163,7 +163,7 @@ class SourceCluster(Protocol):
         ...
 
     def committed(self, group_id: str, partitions: Collection[Partition]) -> dict[Partition, Progress]:
-        """What a group has committed there."""
+        """The offsets that a group has committed there."""
         ...
 
     def cluster_id(self) -> str: ...

@@ -1,4 +1,4 @@
-"""What a forwarder and a mirror are told and tell: settings and metrics.
+"""Settings and metrics of a forwarder and a mirror.
 
 Rules:
 - Settings are checked when they are given, before anything is read or connected.
@@ -29,7 +29,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
 class ForwardOptions(TypedDict, total=False):
-    """What a Forwarder takes.
+    """The settings of a Forwarder.
 
     name ("default"): forwarders of one directory and one cluster that ship at the same time have different names and
     different topics. topics: all but internal ones and those of refused records, when none are named. rename: the
@@ -149,7 +149,7 @@ def named(metrics: ForwardMetrics | MirrorMetrics) -> dict[str, Any]:
 
 
 class MirrorOptions(TypedDict, total=False):
-    """What a Mirror takes.
+    """The settings of a Mirror.
 
     topics: their names there. offsets ("keep"): "keep" gives records the offsets they have there, "new" appends them.
     name ("default"): mirrors of one cluster into one directory with offsets="new" have different names. rename: the

@@ -1,8 +1,8 @@
-"""What the directory's owner does: carries out the manifests that are ready, and ends what a crash left half done.
+"""The part of the directory's owner: carries out the manifests that are ready, and ends what a crash left half done.
 
 Rules:
-- Every step may be done twice: offsets are absolute, what is moved is not there to be moved again, and what is appended
-  is first cut back to the place written down.
+- Every step may be done twice: offsets are absolute, a moved file does not exist any more where it was, and the segment
+  to append to is first cut back to the position in the manifest.
 - Nothing of a manifest is shown before all partitions of it are in place.
 - A version at or below an application's state is done: its manifest and its files are removed, and that is success.
 
@@ -57,10 +57,10 @@ from logcore.staging.manifest import (
 
 _STAMP: Final = struct.Struct(">qii")  # base offset, batch length, leader epoch: what precedes the magic
 _WALK_BATCHES: Final = 1 << 16
-#: Pieces of a partition up to this size are copied behind the active segment; larger ones, which a copy would cost more
-#: than a file of their own, are moved in place.
+#: Pieces of a partition up to this size are copied behind the active segment. Larger ones are moved in place, because a
+#: copy would cost more than a file of their own.
 _COPY_BYTES: Final = 16 << 20
-#: Carried pieces are put together to segments of about this size, where they are no part of the active one.
+#: Carried pieces that do not go into the active segment are joined to segments of about this size.
 _UNIT_BYTES: Final = 64 << 20
 
 
@@ -87,7 +87,7 @@ class Target(Protocol):
 
 
 class TargetDirectory(Protocol):
-    """What apply_ready() asks of a log directory; logdir.LogDir has it."""
+    """The methods of a log directory that apply_ready() uses; logdir.LogDir has them."""
 
     @property
     def path(self) -> str: ...
@@ -168,7 +168,7 @@ def roll_forward(fs: FS, directory: str) -> dict[str, LogcoreError]:
         try:
             try:
                 state = read_state(fs, path, manifest.app_id)
-            except CorruptLogError:  # this version came after all that it told of, and is told of next
+            except CorruptLogError:  # _finish() writes it again, and this version came after all others
                 state = None
             if state is None or state["version"] < manifest.version:
                 _finish(fs, directory, path, manifest)
@@ -180,7 +180,7 @@ def roll_forward(fs: FS, directory: str) -> dict[str, LogcoreError]:
 
 
 def drop_topics(fs: FS, directory: str, topics: Collection[str]) -> None:
-    """Takes topics that are being deleted out of writes that are half in place, so that these end without them."""
+    """Removes topics that are being deleted from writes that are half in place, so that these end without them."""
     path = staging_path(directory)
     for name in names_in(fs, path, ASSIGNED):
         try:
@@ -229,15 +229,19 @@ def _apply(fs: FS, directory: TargetDirectory, path: str, manifest: Manifest) ->
         raise
     writers: dict[tuple[str, int], Writer] = {key: directory.partition(*key).writer for key in manifest.partitions()}
     with contextlib.ExitStack() as stack:
+        # Appends to all partitions wait from here on, so that the offsets given out now stay free.
         targets = {key: stack.enter_context(adopting(writer)) for key, writer in writers.items()}
         places = {key: choose_place(targets[key], files) for key, files in manifest.partitions().items()}
         assigned = attrs.evolve(manifest, places=places)
+        # New segments follow: the active one is ended as by a roll. Of several, readers must not see the first before
+        # the last is in place.
         for key, place in places.items():
             if place.segment is None:
                 targets[key].seal()
                 if len(units(manifest.partitions()[key])) > 1:
                     targets[key].hold_back()
         try:
+            # Behind this the write is decided: a crash is followed by roll_forward().
             if not _claim(fs, path, assigned):
                 return 0
             placed = _place_all(fs, directory.path, path, assigned)
@@ -252,7 +256,7 @@ def _apply(fs: FS, directory: TargetDirectory, path: str, manifest: Manifest) ->
             write_state(fs, path, assigned)
         except BaseException as error:
             if fs.exists(os.path.join(path, manifest_name(manifest.app_id, manifest.version, ASSIGNED))):
-                # These offsets are given out, whatever memory knows of it: no append may take them.
+                # These offsets are given out, and memory may not know it: no append may take them.
                 for target in targets.values():
                     target.fail(error)
             raise
@@ -296,8 +300,8 @@ def _check_piece(view: memoryview, file: StagedFile, path: str) -> None:
 
 
 def units(files: Sequence[StagedFile]) -> list[list[StagedFile]]:
-    """The files of one partition by the segments that they become: each staged one by itself, carried pieces that
-    follow one another together, up to a size. The same for each reading of a manifest, because a redo depends on it.
+    """The files of one partition, grouped by the segments that they become: each staged segment alone, consecutive
+    carried pieces together up to a size. The result depends on the manifest alone, because a redo relies on it.
     """
     found: list[list[StagedFile]] = []
     size = 0
@@ -381,29 +385,32 @@ def _check_undisturbed(fs: FS, path: str, target: str, files: Sequence[StagedFil
     ends = list(itertools.accumulate((sum(file.count for file in unit) for unit in made), initial=0))
     ours = {place.base + before for before in ends}
     bases = list_bases(fs, target)
-    foreign = None
+    foreign: list[str] = []  # paths of segments with records that are not ours
     for base in bases:
         name = os.path.join(target, file_name(base, LOG))
         if place.segment is not None:
+            # Ours go into the active segment; another program has begun a later one.
             is_foreign = base > place.segment
         elif base >= place.base:
             is_foreign = base not in ours and fs.file_size(name) > 0
         else:
-            is_foreign = (
-                base == max(one for one in bases if one < place.base) and _end_of(fs, target, base) > place.base
-            )
-        foreign = foreign or (name if is_foreign else None)
+            # The segment before ours may have been appended to.
+            last_before = max(one for one in bases if one < place.base)
+            is_foreign = base == last_before and _end_of(fs, target, base) > place.base
+        if is_foreign:
+            foreign.append(name)
     if place.segment is None:
         # One of ours that is in place and not the last must be as it was staged: else its offsets go on into the next.
         names = [os.path.join(target, file_name(place.base + before, LOG)) for before in ends]
         sizes = [sum(file.size_bytes for file in unit) for unit in made]
         waiting = [_is_waiting(fs, path, unit, name) for unit, name in zip(made, names, strict=False)]
         for number, name in enumerate(names[:-1]):
-            if not waiting[number] and any(waiting[number:]) and fs.exists(name):
-                foreign = foreign or (name if fs.file_size(name) != sizes[number] else None)
+            is_in_place = not waiting[number] and any(waiting[number:]) and fs.exists(name)
+            if is_in_place and fs.file_size(name) != sizes[number]:
+                foreign.append(name)
     if foreign:
         raise CorruptLogError(
-            "another program appended while a write from Spark was half in place", path=foreign, offset=place.base
+            "another program appended while a write from Spark was half in place", path=foreign[0], offset=place.base
         )
 
 
@@ -468,7 +475,7 @@ def _move(fs: FS, path: str, target: str, file: StagedFile, base: int, leader_ep
 
 
 def _append(fs: FS, path: str, final: str, files: Sequence[StagedFile], place: Place) -> None:
-    """Writes files, with the offsets from place.base on, at a position of a segment, which was then so long."""
+    """Writes files, with the offsets from place.base on, at a position of a segment: its size when that was chosen."""
     assert place.position is not None
     position = place.position
     base = place.base
@@ -503,8 +510,8 @@ def _append(fs: FS, path: str, final: str, files: Sequence[StagedFile], place: P
 def _stamp(fs: FS, name: str, file: StagedFile, base: int, leader_epoch: int) -> None:
     """Writes the real offsets into the batch heads of a staged segment, durably.
 
-    Not over the lengths that stand between offset and epoch, for a crash may leave zeros of what is written: without
-    them no reader would find the next head.
+    The length between offset and epoch is not written over: a crash may leave zeros in place of a write, and without
+    lengths no reader would find the next head.
     """
     with opened(fs, name, write=True) as handle:
         view = fs.map(handle, fs.size(handle))
@@ -566,8 +573,8 @@ def _read(fs: FS, name: str, file: StagedFile) -> bytes:
 
 
 def _clear(fs: FS, path: str, manifest: Manifest, suffix: str) -> None:
-    """The end of a manifest that is done. Where a power cut brings its name back, the state says so, and no file of it
-    is missed.
+    """Removes a manifest that is done, and its files. If a power cut brings its name back, the state says that it is
+    done, and its files are not needed.
     """
     with contextlib.suppress(FileNotFoundError):
         fs.unlink(os.path.join(path, manifest_name(manifest.app_id, manifest.version, suffix)))

@@ -1,9 +1,9 @@
 """The files of a staging directory: their names, manifests and the states of applications.
 
 Rules:
-- Manifests and states carry a CRC. One that is damaged is an error and is not carried out; what is damaged of an
-  assigned one, or of a state, is made good from its second copy.
-- What a manifest says is checked when it is read; it names nothing outside its own directory.
+- Manifests and states carry a CRC. A damaged one is an error and is not carried out. Assigned manifests and states hold
+  their content twice, so that one damaged copy does no harm.
+- The content of a manifest is checked when it is read; it names nothing outside its own directory.
 
 This module gives out no offset and moves no file.
 """
@@ -66,7 +66,7 @@ class StagedFile:
 
 @attrs.frozen
 class Carried:
-    """What one task wrote to one partition, brought to the driver in a message instead of a file. data: whole batches
+    """The records of one task for one partition, sent to the driver in a message instead of a file. data: whole batches
     whose offsets begin at 0. count, batches, max_timestamp, crc: as of a StagedFile.
     """
 
@@ -81,7 +81,7 @@ class Carried:
 
 @attrs.frozen(kw_only=True)
 class Place:
-    """Where the staged files of one partition go.
+    """The destination of the staged files of one partition.
 
     base: offset of their first record. segment, position: append them to the segment of that base offset, which was
     then so long; None to move the files in place as segments of their own.
@@ -164,8 +164,11 @@ class Manifest:
                     raise ValueError
             if not all(isinstance(count, int) for count in found.topics.values()):
                 raise ValueError
-            given = found.places
-            if path.endswith(ASSIGNED) if given is None else not given.keys() >= found.partitions().keys():
+            if found.places is None:
+                lacks_places = path.endswith(ASSIGNED)
+            else:
+                lacks_places = not found.places.keys() >= found.partitions().keys()
+            if lacks_places:
                 raise ValueError
             found.app_id.encode()  # a lone surrogate has no name in a directory
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, InvalidNameError) as error:
@@ -255,7 +258,7 @@ def check_directory(fs: FS, path: str) -> None:
 
 
 def remove_tree(fs: FS, path: str) -> None:
-    """Removes a directory of staged files; not being there is fine, and a link is not followed."""
+    """Removes a directory of staged files, if it exists; a link is not followed."""
     if not fs.is_directory(path):
         return
     with contextlib.suppress(FileNotFoundError):

@@ -1,9 +1,9 @@
-"""What a driver does: begins a write, publishes its manifest, asks what became of it, and removes what is old.
+"""The part of a driver: begins a write, publishes its manifest, asks for its outcome, and removes old files.
 
 Rules:
-- From publish() on, all of a write will be there; nothing of it is shown yet.
-- What no manifest names is garbage after a day: attempts that lost, or came late. It is removed when two looks a day
-  apart found it old, so that one jump of the wall clock removes nothing.
+- After publish() all of a write will be carried out; nothing of it is visible yet.
+- Files that no manifest names are garbage after a day: of attempts that lost, or came late. They are removed when two
+  looks a day apart found them old, so that one jump of the wall clock removes nothing.
 
 This module takes no lock and gives out no offset: applying.py does, for the holder of the directory.
 """
@@ -54,7 +54,7 @@ MANIFEST_BYTES: Final = 32 << 20
 
 
 class Staging:
-    """The staging directory of one log directory, as those who write into it through tasks see it."""
+    """The staging directory of one log directory, for the driver of tasks that write into it."""
 
     def __init__(self, fs: FS, directory: str) -> None:
         self._fs = fs
@@ -83,7 +83,7 @@ class Staging:
         return self._fs.is_directory(os.path.join(self.path, check_txid(txid)))
 
     def store(self, txid: str, pieces: Sequence[Carried]) -> list[StagedFile]:
-        """Stores what tasks have carried to the driver, all of it in one file, durably; to be published with the rest.
+        """Stores pieces that tasks have sent to the driver, all in one file, durably; to be published with the rest.
 
         Raises CorruptLogError for a piece that is not what its task sent.
         """
@@ -107,10 +107,11 @@ class Staging:
         return files
 
     def publish(self, manifest: Manifest) -> None:
-        """Makes the write one that will be there. Durable when this returns; nothing of it is shown yet."""
+        """Decides that the write will be carried out. Durable when this returns; nothing of it is visible yet."""
         check_directory(self._fs, self.path)
         self._check_undamaged(manifest.app_id, manifest.version)
-        with contextlib.suppress(LogcoreError, OSError):  # others may clean up too; no write is to fail for it
+        # Other drivers may clean up at the same time. A write must not fail because of garbage.
+        with contextlib.suppress(LogcoreError, OSError):
             self._collect_garbage(manifest.txid)
         content = manifest.pack()
         if len(content) > MANIFEST_BYTES:
@@ -119,23 +120,25 @@ class Staging:
                 expected=f"a manifest of at most {MANIFEST_BYTES} bytes",
                 found=len(content),
             )
-        with contextlib.suppress(FileNotFoundError):  # what became of an earlier attempt, whose driver did not ask
+        # The refusal of an earlier attempt, whose driver did not ask for it, is not that of this one.
+        with contextlib.suppress(FileNotFoundError):
             self._fs.unlink(os.path.join(self.path, manifest_name(manifest.app_id, manifest.version, REFUSED)))
         checkpoint.write(self._fs, self.path, manifest_name(manifest.app_id, manifest.version, READY), content)
 
     def is_done(self, app_id: str, version: int) -> bool:
-        """Whether a write need not be published any more. What became of an earlier attempt that was refused is not
-        asked. Raises CorruptLogError when the manifest of one was damaged after offsets had been given out.
+        """Whether a write need not be published any more. The refusal of an earlier attempt is ignored. Raises
+        CorruptLogError when the manifest of one was damaged after offsets had been given out.
         """
         self._check_undamaged(app_id, version)
         state = read_state(self._fs, self.path, app_id)
         return state is not None and version <= state["version"]
 
     def outcome(self, app_id: str, version: int) -> Literal["done", "pending", "unknown"]:
-        """What has become of a write. Raises CorruptLogError when it was refused, which is forgotten with this, and
-        when its manifest was damaged after offsets had been given out, which is not.
+        """The outcome of a write. Raises CorruptLogError when it was refused, once: asking removes the refusal. Raises
+        it each time when the manifest was damaged after offsets had been given out.
         """
         self._check_undamaged(app_id, version)
+        # Looked for before the state is read: the owner writes the state first, and removes the manifest then.
         pending = any(
             self._fs.exists(os.path.join(self.path, manifest_name(app_id, version, suffix)))
             for suffix in (READY, CLAIM, ASSIGNED)
@@ -170,22 +173,23 @@ class Staging:
         return False
 
     def abort(self, app_id: str, version: int, txid: str) -> None:
-        """Removes all that was staged for a write, unless it has been published."""
+        """Removes all files that were staged for a write, unless it has been published."""
         damaged = os.path.join(self.path, manifest_name(app_id, version, DAMAGED))
         if not self._fs.exists(damaged) and self.outcome(app_id, version) == "unknown":
             self.abort_files(txid)
 
     def abort_files(self, txid: str) -> None:
-        """Removes what was staged for a write that is not going to be published."""
+        """Removes the files that were staged for a write that will not be published."""
         remove_tree(self._fs, os.path.join(self.path, check_txid(txid)))
 
     def forget(self, app_id: str) -> None:
-        """Removes the state of an application that will not come again, unless a manifest of it is still there, or a
-        power cut may bring one back: without its state that would be carried out once more, and its files are gone.
+        """Removes the state of an application that will not come again, unless a manifest of it still exists: without
+        the state that would be carried out once more, and its files do not exist any more.
         """
         mine = app_name(app_id) + "@"
         if any(name.startswith(mine) for name in names_in(self._fs, self.path, "")):
             return
+        # The removed names of manifests, durably: a power cut must not bring one back when the state is gone.
         with contextlib.suppress(FileNotFoundError):
             self._fs.sync_dir(self.path)
         with contextlib.suppress(FileNotFoundError):
@@ -202,7 +206,7 @@ class Staging:
             )
 
     def _collect_garbage(self, txid: str) -> None:
-        """Removes what no manifest names and has been old for a day of looks; never what belongs to txid."""
+        """Removes files that no manifest names and that were found old a day ago already; never those of txid."""
         fs = self._fs
         now_ms = self._fs.now_ms()
         names = fs.listdir(self.path)
@@ -214,7 +218,7 @@ class Staging:
         marks = {}
         for name in old:
             since = before.get(name)
-            # A mark of the future is one of a clock that was wrong: it begins again.
+            # A mark in the future was made by a wrong clock: it begins again.
             if not isinstance(since, int) or since > now_ms:
                 since = now_ms
             if now_ms - since > GARBAGE_MS:
@@ -258,6 +262,8 @@ class Staging:
 
 
 def _is_unnamed(fs: FS, path: str, name: str) -> bool:
-    """Whether a state is of a write without a name, which cannot be repeated; that of a name is kept for ever."""
+    """Whether a state belongs to a write without a name, which cannot be repeated; the state of a named one is kept for
+    ever.
+    """
     state = checkpoint.unpack_checked(checkpoint.read(fs, path, name) or b"") or {}
     return state.get("app_id") is not None and state.get("app_id") == state.get("txid")

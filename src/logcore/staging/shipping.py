@@ -86,7 +86,7 @@ def _surveyed(view: memoryview, base: int, name: str) -> Sealed:
 
 
 class Shipment:
-    """What comes together in the staging directory of one write, which Staging.begin() made."""
+    """The parts of one write in its staging directory, which Staging.begin() made."""
 
     def __init__(self, fs: FS, directory: str, txid: str, carry_bytes: int = 1 << 20) -> None:
         """directory: the log directory that is to have the records. carry_bytes: segments up to this size are held, all

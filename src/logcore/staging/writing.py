@@ -1,10 +1,10 @@
-"""What a task does: stages records as segments whose offsets begin at 0, under names no other attempt has.
+"""The part of a task: stages records as segments whose offsets begin at 0, under names that no other attempt has.
 
 Rules:
-- A writer that holds what it was given keeps it in memory until spill(). A little of it can be carried to the driver in
-  a message: then the task syncs nothing and leaves no file.
+- A writer with holds=True keeps its records in memory until spill(). If they are few, they are sent to the driver in a
+  message: then the task syncs nothing and leaves no file.
 
-This module publishes nothing; a driver does, with what all tasks say they have staged (publishing.py).
+This module publishes nothing; a driver does, with the reports of all tasks (publishing.py).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _StagedSegment(ActiveSegment):
 
 
 class StagedWriter:
-    """What one attempt of a task writes to one partition: a chain of staged segments, rolled as a log is.
+    """The records that one attempt of a task writes to one partition: a chain of staged segments, rolled as a log is.
 
     stem: <topic>-<partition>.<task>.<attempt>, which no other attempt has. codec: what records are compressed with
     where the topic says "producer". batch_bytes: size at which a batch is closed. holds: in memory until spill(), which
@@ -139,7 +139,7 @@ class StagedWriter:
             self._held_batches = []
 
     def carry(self) -> Carried | None:
-        """What is held, to be sent to the driver; None when there is nothing. Nothing may be appended afterwards."""
+        """The held records, to be sent to the driver; None when there are none. Nothing may be appended afterwards."""
         if not self._held:
             return None
         data = bytes(self._held)
@@ -179,9 +179,10 @@ class StagedWriter:
         if not segment.is_full(len(data), newest, batches[-1][2], now_ms) and len(data) <= self._config.segment_bytes:
             self._write(segment, data, batches)
             return
-        # what a roll takes from the offsets that were encoded, and where the next batch begins
-        moved = 0
-        start = end
+        # The batches were encoded with offsets behind each other. In each new segment they begin at 0 again, so that
+        # base offsets are lowered by those of the segments before. Outside the CRC, so nothing is encoded again.
+        moved = 0  # by how much
+        start = end  # where the next batch begins, as it was encoded
         for at, length, last, time in batches:
             if segment.is_full(length, time, last - moved, now_ms):
                 self._seal()
@@ -220,7 +221,7 @@ class StagedWriter:
         self._done.append(StagedFile(self._topic, self._partition, name, count, size, self._batches, newest, self._crc))
 
     def close(self) -> list[StagedFile]:
-        """Brings all of it to the disk and says what there is, in order; nothing for a writer without rows."""
+        """Brings all of it to the disk, and returns the staged files in order; none for a writer without rows."""
         self.spill()
         if self._segment is not None:
             self._seal()

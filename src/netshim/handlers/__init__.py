@@ -1,4 +1,4 @@
-"""What the broker answers to each request: plain functions of (request, call, state).
+"""The answers of the broker to each request: plain functions of (request, call, state).
 
 A handler returns the response, an Answer that will hold it, or None where the protocol has no response. It raises
 CloseConnection where Kafka would hang up. Requests and responses are values of netshim.wire.
@@ -43,8 +43,8 @@ Handler = Callable[[Any, Call, State], Any]
 
 
 def api_versions(request: ApiVersionsRequest, call: Call, state: State) -> ApiVersionsResponse:
-    """What is served, and that clients may speak the second transaction protocol (KIP-890) and the consumer protocol of
-    groups (KIP-848).
+    """The served versions, and that clients may speak the second transaction protocol (KIP-890) and the consumer
+    protocol of groups (KIP-848).
 
     Version 3 leaves supported features with the minimum 0 out, as Kafka does: older Java clients cannot read them.
     """

@@ -251,7 +251,7 @@ def _alter(
 
 
 def list_config_resources(request: ListConfigResourcesRequest, call: Call, state: State) -> ListConfigResourcesResponse:
-    """What has settings. Version 0 asks for subscriptions to metrics alone, of which there are none."""
+    """Lists the resources with settings. Version 0 asks for subscriptions to metrics alone, of which there are none."""
     response_type = wire.LIST_CONFIG_RESOURCES.Response
     if call.version == 0:
         return response_type()

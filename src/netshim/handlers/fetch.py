@@ -46,11 +46,17 @@ def fetch(
     Sessions (KIP-227) are declined by answering session id 0, which every client copes with.
     """
     response_type = wire.FETCH.Response
+    names: list[str | None]
+    if call.version < 13:
+        names = [topic.topic for topic in request.topics]
+    else:  # by their ids; None for an unknown one
+        names = [state.topic_of(topic.topic_id) for topic in request.topics]
     asked = [
-        (topic.topic if call.version < 13 else state.topic_of(topic.topic_id) or "", partition.partition)
-        for topic in request.topics
+        (name or "", partition.partition)
+        for name, topic in zip(names, request.topics, strict=True)
         for partition in topic.partitions
     ]
+    # Each of these two may take time, and calls this function again when it is done.
     if not opened:
         return state.when_open(asked, lambda: fetch(request, call, state, opened=True))
     if request.isolation_level == 1 and not looked:
@@ -61,8 +67,7 @@ def fetch(
         return response_type(error_code=codes.FETCH_SESSION_ID_NOT_FOUND)
     wanted: list[_Wanted] = []
     seen: set[tuple[str | None, int]] = set()
-    for topic in request.topics:
-        name = topic.topic if call.version < 13 else state.topic_of(topic.topic_id)
+    for name, topic in zip(names, request.topics, strict=True):
         for partition in topic.partitions:
             if (name, partition.partition) not in seen or name is None:  # once is enough
                 seen.add((name, partition.partition))
@@ -77,6 +82,7 @@ def fetch(
 def _park(
     request: FetchRequest, wanted: list[_Wanted], call: Call, state: State, deadline_ms: int, size: int
 ) -> Answer:
+    """Lets a request wait for appends to its partitions, or for its deadline. size: bytes that it could have now."""
     answer = Answer()
     keys = [(name, partition.partition) for _, name, partition in wanted if name is not None]
     enough = min(request.min_bytes, request.max_bytes)
@@ -95,11 +101,12 @@ def _park(
         nonlocal missing, extent
         if missing > 1 and now_ms < deadline_ms and not state.is_stopping:
             now = _extent(keys, state)
+            # Too little was appended, and nothing was removed: the answer would be too small still.
             if now is not None and extent is not None and now[1] == extent[1] and 0 <= now[0] - extent[0] < missing:
-                return  # not enough can have come, and nothing has gone: no need to gather what there is
+                return
         try:
             response, size, settled = _collect(request, wanted, call, state)
-        except Exception as error:  # it is not for the caller that woke us
+        except Exception as error:  # it belongs to this request, not to the one that woke it
             finish(error)
             return
         if settled or now_ms >= deadline_ms or size >= enough:
@@ -116,7 +123,7 @@ def _park(
 
 def _extent(keys: list[tuple[str, int]], state: State) -> tuple[int, int] | None:
     """(bytes ever appended to some partitions, a number that changes when records of one are deleted or truncated);
-    None when one of them is not there.
+    None when one of them is not open.
     """
     written = 0
     taken = 0
@@ -147,7 +154,7 @@ def _collect(request: FetchRequest, wanted: list[_Wanted], call: Call, state: St
         part = partition_type(partition_index=partition.partition, high_watermark=-1, records=b"")
         topics[-1].partitions.append(part)
         try:
-            # A topic that was deleted while the request waited is gone, even if there is a new one of that name.
+            # The topic may have been deleted while the request waited; a new topic of that name has another id.
             if name is None or (
                 call.version >= 13 and (name not in state.logdir or state.topic_id(name) != asked.topic_id)
             ):
@@ -160,6 +167,8 @@ def _collect(request: FetchRequest, wanted: list[_Wanted], call: Call, state: St
             if part.error_code:
                 settled = True
                 continue
+            # The client says which epoch its last record has. If that ended earlier in this log, the log was truncated
+            # since, and the client learns up to where its records are those of the log.
             if partition.last_fetched_epoch >= 0:
                 epoch, end = log.end_of_epoch(partition.last_fetched_epoch)
                 if end < 0 or partition.fetch_offset < log.log_start_offset:
@@ -170,13 +179,18 @@ def _collect(request: FetchRequest, wanted: list[_Wanted], call: Call, state: St
                     part.diverging_epoch = partition_type.DivergingEpoch(epoch=epoch, end_offset=end)
                     part.high_watermark = log.high_watermark
                     part.log_start_offset = log.log_start_offset
-                    part.last_stable_offset = log.last_stable_offset if committed else log.high_watermark
+                    part.last_stable_offset = log.high_watermark
+                    if committed:
+                        part.last_stable_offset = log.last_stable_offset
                     settled = True
                     continue
             offset = partition.fetch_offset
             start = log.log_start_offset
             high_watermark = log.high_watermark
-            stable = log.last_stable_offset if committed else high_watermark
+            stable = high_watermark  # up to where the client may read: with read_committed not into an open transaction
+            if committed:
+                stable = log.last_stable_offset
+            # There is something to read, or stored() raises that the offset lies outside the log.
             if offset < stable or not start <= offset <= log.log_end_offset:
                 most = min(left, partition.partition_max_bytes)
                 pieces = log.stored(offset, stable, max_bytes=most, at_least_one=not total)
@@ -185,17 +199,22 @@ def _collect(request: FetchRequest, wanted: list[_Wanted], call: Call, state: St
                     part.error_code = codes.UNSUPPORTED_COMPRESSION_TYPE
                     settled = True
                     continue
-                if size:
-                    part.records = pieces if len(pieces) > 1 else pieces[0]
-                    total += size
-                    left -= size
+                if len(pieces) == 1:
+                    part.records = pieces[0]
+                elif size:
+                    part.records = pieces
+                total += size
+                left -= size
             part.high_watermark = high_watermark
             part.last_stable_offset = stable
             part.log_start_offset = start
             if committed:
+                aborted: list[tuple[int, int]] = []
+                if part.records:
+                    aborted = aborted_transactions(log, offset, stable)
                 part.aborted_transactions = [
                     partition_type.AbortedTransaction(producer_id=producer_id, first_offset=first)
-                    for producer_id, first in (aborted_transactions(log, offset, stable) if part.records else ())
+                    for producer_id, first in aborted
                 ]
         except LogcoreError as error:
             part.error_code = code_of(error)

@@ -1,9 +1,8 @@
-"""Requests of consumer groups: who coordinates them, their members, their offsets, what admin tools ask and delete.
+"""Requests of consumer groups: their coordinator, members and offsets, and those of admin tools.
 
 Rules (wire protocol section 7):
-- Shapes and codes that differ by version are made here; what a request means for a group is decided in
-  logcore.coordination.
-- The first request waits until what is stored of groups has been read. If it cannot be read, all are told to come back.
+- Shapes and codes that differ by version are made here; logcore.coordination decides what a request does to a group.
+- The first request waits until the stored groups have been read. If they cannot be read, clients are told to try again.
 """
 
 from __future__ import annotations
@@ -52,17 +51,17 @@ _KEY_TYPES: Final = (0, 1)  # groups, transactions
 #: Bits of the operations that everybody may do with a group: READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS.
 GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
 NOT_ASKED: Final = -(2**31)
-#: What a record's text can hold, whatever the settings say.
+#: The limit of a text in a record, whatever the settings say.
 _METADATA_BYTES_MAX: Final = 32_000
 
 #: The codes of errors that are named otherwise in the protocol; all others have the protocol's names.
 _OTHER_CODES: Final = {GroupError.RECORD_TOO_LARGE: codes.INVALID_COMMIT_OFFSET_SIZE}
 _CODES: Final = {error: _OTHER_CODES.get(error) or getattr(codes, error.name) for error in GroupError}
-#: What a version of an API calls otherwise: (error, API) -> (up to which version, code).
+#: Other codes in some versions of an API: (error, API) -> (up to which version, code).
 _CODES_BY_VERSION: Final = {
     # Kafka names a missing group since OffsetCommit 9, where members may be of the new protocol.
     (GroupError.GROUP_ID_NOT_FOUND, wire.OFFSET_COMMIT.key): (8, codes.ILLEGAL_GENERATION),
-    # The error of a commit would mean nothing to who asked for an assignment.
+    # To a member that asked for an assignment, the error of a commit would mean nothing.
     (GroupError.RECORD_TOO_LARGE, wire.JOIN_GROUP.key): (32_767, codes.UNKNOWN_SERVER_ERROR),
     (GroupError.RECORD_TOO_LARGE, wire.SYNC_GROUP.key): (32_767, codes.UNKNOWN_SERVER_ERROR),
     (GroupError.RECORD_TOO_LARGE, wire.CONSUMER_GROUP_HEARTBEAT.key): (32_767, codes.UNKNOWN_SERVER_ERROR),
@@ -128,7 +127,7 @@ def when_loaded(
 
 
 def find_coordinator(request: FindCoordinatorRequest, call: Call, state: State) -> FindCoordinatorResponse:
-    """It is always us."""
+    """The coordinator of every group and transaction is this broker."""
     response_type = wire.FIND_COORDINATOR.Response
 
     def place(key: str) -> dict[str, Any]:
@@ -156,9 +155,10 @@ def _refuse_join(request: JoinGroupRequest, call: Call, code: int) -> JoinGroupR
 
 
 def _join_failure(call: Call, code: int, member_id: str) -> JoinGroupResponse:
-    return wire.JOIN_GROUP.Response(
-        error_code=code, member_id=member_id, protocol_name=None if call.version >= _NULL_PROTOCOL_SINCE else ""
-    )
+    protocol_name = None
+    if call.version < _NULL_PROTOCOL_SINCE:
+        protocol_name = ""
+    return wire.JOIN_GROUP.Response(error_code=code, member_id=member_id, protocol_name=protocol_name)
 
 
 @when_loaded(_refuse_join)
@@ -277,7 +277,7 @@ def _refuse_commit(request: OffsetCommitRequest, call: Call, code: int) -> Offse
 def offset_commit(
     request: OffsetCommitRequest, call: Call, groups: AnyGroups, state: State
 ) -> OffsetCommitResponse | Answer:
-    """Partitions that do not exist fail by themselves; a group that does not want the commit fails all others."""
+    """Partitions that do not exist fail alone; a group that refuses the commit fails all others."""
     response = _refuse_commit(request, call, codes.NONE)
     known = []
     for topic, answered in zip(request.topics, response.topics, strict=True):
@@ -297,7 +297,9 @@ def offset_commit(
         knows_epochs=call.version >= _EPOCHS_SINCE,
     )
     now_ms = call.now_ms
-    retention_ms = request.retention_time_ms
+    expire_ms = -1
+    if request.retention_time_ms >= 0:  # of versions 2 to 4
+        expire_ms = now_ms + min(request.retention_time_ms, 2**62)
     offsets: dict[tuple[str, int], Committed] = {}
     for name, partition, result in known:
         metadata = partition.committed_metadata or ""
@@ -309,7 +311,7 @@ def offset_commit(
             partition.committed_leader_epoch,
             metadata,
             now_ms,
-            now_ms + min(retention_ms, 2**62) if retention_ms >= 0 else -1,
+            expire_ms,
         )
     answer = Answer()
 
@@ -346,9 +348,9 @@ def _refuse_fetch(request: OffsetFetchRequest, call: Call, code: int) -> OffsetF
 
 @when_loaded(_refuse_fetch)
 def offset_fetch(request: OffsetFetchRequest, call: Call, groups: AnyGroups, state: State) -> OffsetFetchResponse:
-    """What is not committed has offset -1 and no error. Null topics ask for all that is.
+    """A partition without a commit has offset -1 and no error. Null topics ask for all commits.
 
-    With require_stable, what an open transaction may commit is told to be unstable: the client asks again.
+    With require_stable, a partition that an open transaction may commit has an error, so that the client asks again.
     """
     response_type = wire.OFFSET_FETCH.Response
     is_strict = request.require_stable
@@ -363,7 +365,7 @@ def offset_fetch(request: OffsetFetchRequest, call: Call, groups: AnyGroups, sta
 def _fetched_group(
     asked: OffsetFetchRequest.Group, call: Call, group: Group | None, is_strict: bool
 ) -> OffsetFetchResponse.Group:
-    """A member of the consumer protocol that says who it is has to be that."""
+    """A member of the consumer protocol that names its id has to be one, with its present epoch."""
     group_type = wire.OFFSET_FETCH.Response.Group
     is_named = asked.member_id is not None or asked.member_epoch >= 0
     if is_named and group is not None and group.consumers is not None:
@@ -379,36 +381,29 @@ def _fetched(topic_type: Any, topics: Any, group: Group | None, *, is_strict: bo
         offsets = {}
     else:
         offsets = group.offsets
-    if topics is None:
+    if topics is not None:
+        wanted = [(topic.name, topic.partition_indexes) for topic in topics]
+    elif is_strict and group is not None:  # also those that are about to be committed
         numbers_of: dict[str, list[int]] = {}
-        for name, number in group.offset_keys() if is_strict and group is not None else ():
+        for name, number in group.offset_keys():
             numbers_of.setdefault(name, []).append(number)
         wanted = list(numbers_of.items())
-        if not is_strict:
-            wanted = [(name, list(partitions)) for name, partitions in offsets.items()]
     else:
-        wanted = [(topic.name, topic.partition_indexes) for topic in topics]
+        wanted = [(name, list(partitions)) for name, partitions in offsets.items()]
     results = []
     for name, numbers in wanted:
         partitions = []
         for number in numbers:
-            committed = offsets.get(name, {}).get(number)
+            partition = topic_type.Partition(partition_index=number, committed_offset=-1, metadata="")
+            partitions.append(partition)
             if is_strict and group is not None and group.is_unstable((name, number)):
-                unstable = codes.UNSTABLE_OFFSET_COMMIT
-                partitions.append(
-                    topic_type.Partition(partition_index=number, committed_offset=-1, metadata="", error_code=unstable)
-                )
+                partition.error_code = codes.UNSTABLE_OFFSET_COMMIT
                 continue
-            partitions.append(
-                topic_type.Partition(partition_index=number, committed_offset=-1, metadata="")
-                if committed is None
-                else topic_type.Partition(
-                    partition_index=number,
-                    committed_offset=committed.offset,
-                    committed_leader_epoch=committed.leader_epoch,
-                    metadata=committed.metadata,
-                )
-            )
+            committed = offsets.get(name, {}).get(number)
+            if committed is not None:
+                partition.committed_offset = committed.offset
+                partition.committed_leader_epoch = committed.leader_epoch
+                partition.metadata = committed.metadata
         results.append(topic_type(name=name, partitions=partitions))
     return results
 
@@ -472,8 +467,8 @@ def _refuse_describe(request: DescribeGroupsRequest, call: Call, code: int) -> D
 def describe_groups(
     request: DescribeGroupsRequest, call: Call, groups: AnyGroups, state: State
 ) -> DescribeGroupsResponse:
-    """A group that is not there, or not of the classic protocol, is Dead. What members said and were given is told of a
-    Stable group only.
+    """A group that does not exist, or is not of the classic protocol, is Dead. Subscriptions and assignments are given
+    for a Stable group only.
     """
     group_type = wire.DESCRIBE_GROUPS.Response.Group
     operations = NOT_ASKED
@@ -491,27 +486,31 @@ def describe_groups(
                     missing.error_message = f"Group {group_id} is not a classic group."
             results.append(missing)
             continue
-        is_stable = group.state == STABLE
-        results.append(
-            group_type(
-                group_id=group_id,
-                group_state=group.state,
-                protocol_type=group.protocol_type,
-                protocol_data=(group.protocol or "") if is_stable else "",
-                members=[
-                    group_type.Member(
-                        member_id=member.member_id,
-                        group_instance_id=member.instance_id,
-                        client_id=member.client_id,
-                        client_host=member.client_host,
-                        member_metadata=member.metadata(group.protocol) if is_stable else b"",
-                        member_assignment=member.assignment if is_stable else b"",
-                    )
-                    for member in group.members.values()
-                ],
-                authorized_operations=operations,
-            )
+        described = group_type(
+            group_id=group_id,
+            group_state=group.state,
+            protocol_type=group.protocol_type,
+            protocol_data="",
+            members=[],
+            authorized_operations=operations,
         )
+        is_stable = group.state == STABLE
+        if is_stable:
+            described.protocol_data = group.protocol or ""
+        for member in group.members.values():
+            described_member = group_type.Member(
+                member_id=member.member_id,
+                group_instance_id=member.instance_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                member_metadata=b"",
+                member_assignment=b"",
+            )
+            if is_stable:
+                described_member.member_metadata = member.metadata(group.protocol)
+                described_member.member_assignment = member.assignment
+            described.members.append(described_member)
+        results.append(described)
     return wire.DESCRIBE_GROUPS.Response(groups=results)
 
 

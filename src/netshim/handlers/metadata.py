@@ -222,7 +222,7 @@ def describe_cluster(request: DescribeClusterRequest, call: Call, state: State) 
 def describe_topic_partitions(
     request: DescribeTopicPartitionsRequest, call: Call, state: State
 ) -> DescribeTopicPartitionsResponse | Answer:
-    """What newer admin clients ask instead of Metadata; empty lists where Kafka would name other replicas."""
+    """The request of newer admin clients instead of Metadata; empty lists where Kafka would name other replicas."""
     names = sorted({topic.name for topic in request.topics}) or state.logdir.topics()
     if request.cursor is not None and request.cursor.partition_index < 0:
         topic_type = wire.DESCRIBE_TOPIC_PARTITIONS.Response.Topic

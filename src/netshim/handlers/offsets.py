@@ -193,7 +193,7 @@ def delete_records(request: DeleteRecordsRequest, call: Call, state: State) -> A
 
 
 def _delete_records(request: DeleteRecordsRequest, call: Call, state: State) -> Answer:
-    """What is deleted has to be on disk, and deleting renames files: in the background."""
+    """Deletes in the background: the records must be on disk first, and deleting renames files."""
 
     def delete(
         asked: DeleteRecordsRequest.Topic.Partition, result: DeleteRecordsResponse.Topic.Partition, log: Log

@@ -1,4 +1,4 @@
-"""What handlers of requests about partitions share: finding the log, checking the leader epoch, knowing transactions.
+"""Parts of several handlers about partitions: finding the log, checking the leader epoch, loading transactions.
 
 Each partition of a request succeeds or fails by itself, so what goes wrong becomes the code of its result.
 """
@@ -45,7 +45,7 @@ def log_of(topic: str, number: int, asked: object, result: Coded, state: State) 
 
 
 def check_epoch(log: Log, leader_epoch: int) -> int:
-    """What a client's idea of the leader epoch says about its metadata."""
+    """The code for a client's idea of the leader epoch: whether its metadata is old, or newer than ours."""
     if leader_epoch < 0 or leader_epoch == log.leader_epoch:
         return codes.NONE
     if leader_epoch < log.leader_epoch:

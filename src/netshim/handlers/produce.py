@@ -2,7 +2,7 @@
 
 Rules (wire protocol section 5):
 - Each partition of a request succeeds or fails by itself.
-- Batches are stored as they came. What they must be like beyond what the log checks is checked here.
+- Batches are stored as they came. The log checks a batch; the rules of the Produce request are checked here.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _SAYS_LOG_START: Final = frozenset(
 def produce(request: ProduceRequest, call: Call, state: State) -> ProduceResponse | Answer | None:
     """Appends; with acks=all the answer waits for what the directory's durability policy promises.
 
-    What belongs to a transaction first waits until transactions are known, and from version 12 on adds its partitions.
+    A transactional request first waits until transactions are known, and from version 12 on adds its partitions.
     """
     if call.version >= _IDS_SINCE:
         for topic in request.topic_data:
@@ -92,7 +92,7 @@ def produce(request: ProduceRequest, call: Call, state: State) -> ProduceRespons
             partitions=frozenset(known),
             client_version=2,
         )
-        state.transactions.ask(asked, call.now_ms, go_on)  # where it fails each partition is told when it is verified
+        state.transactions.ask(asked, call.now_ms, go_on)  # if it fails, each partition is refused when it is verified
 
     answer = Answer()
     state.transactions.load(call.now_ms, add)
@@ -137,7 +137,7 @@ def _keep(partition: ProduceRequest.Topic.Partition) -> None:
 
 
 def _produce_one(request: ProduceRequest, call: Call, state: State) -> ProduceResponse | Answer | None:
-    """What most requests are: one sound batch for one partition whose log is open and busy with nothing else. None for
+    """The usual request: one sound batch for one partition whose log is open and busy with nothing else. None for
     all others, of which nothing is done then. They take the long way, whose answers are the same.
     """
     topics = request.topic_data
@@ -231,7 +231,7 @@ def _produce(request: ProduceRequest, call: Call, state: State) -> ProduceRespon
     acks = request.acks
     response = response_type(responses=[])
     answer = Answer()
-    left = 1  # partitions that are not done with, and this call
+    left = 1  # partitions without an outcome, and 1 for this call until it has begun all of them
     failed = False
 
     def fail(result: ProduceResponse.Topic.Partition, code: int, message: str | None) -> None:
@@ -342,9 +342,9 @@ def _is_still(topic: ProduceRequest.Topic, state: State) -> bool:
 
 
 def _check_batch(request: ProduceRequest, topic: str, records: Buffer, call: Call) -> tuple[int, str | None]:
-    """What the Produce request asks beyond what the log checks: (code, message), code 0 for none.
+    """Checks the rules of the Produce request, which the log does not know: (code, message), code 0 for none.
 
-    What is no whole batch gets a code that clients do not retry, for it would not become better.
+    Bytes that are no whole batch get a code that clients do not retry: sent again they would be the same.
     """
     if topic in INTERNAL_TOPICS and call.client_id != "__admin_client":
         return codes.INVALID_TOPIC_EXCEPTION, f"{topic} is written by the broker alone"
@@ -357,7 +357,7 @@ def _check_batch(request: ProduceRequest, topic: str, records: Buffer, call: Cal
     if any(records[:8]):
         return codes.INVALID_RECORD, "expected base offset 0"
     if records[ATTRIBUTES_POSITION] & TRANSACTIONAL_BIT and request.transactional_id is None:
-        # It could never be ended, and readers would wait for that.
+        # Its transaction could never be ended, and readers would wait for that.
         return codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transactional batch needs a transactional id"
     if records[ATTRIBUTES_POSITION] & 7 == ZSTD and call.version < 7:
         return codes.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs Produce version 7"
@@ -365,7 +365,7 @@ def _check_batch(request: ProduceRequest, topic: str, records: Buffer, call: Cal
 
 
 def _refusal_of(error: TransactionError, call: Call) -> tuple[int, str | None]:
-    """What is told where the producer's transaction is not open, or lacks this partition: (code, message)."""
+    """(code, message) for a producer whose transaction is not open, or lacks this partition."""
     if error is TransactionError.COORDINATOR_NOT_AVAILABLE:
         return codes.NOT_ENOUGH_REPLICAS, "transactions are not known now"  # old clients try again
     if error is TransactionError.CONCURRENT_TRANSACTIONS and call.version < _ADDS_SINCE:
@@ -377,7 +377,7 @@ def _refusal_of(error: TransactionError, call: Call) -> tuple[int, str | None]:
 
 
 def _why_not_one_batch(records: Buffer) -> str | None:
-    """What is wrong with what should be one batch. An incomplete one behind it is dropped, as in Kafka."""
+    """Why bytes are not one batch; None if they are. An incomplete batch behind it is dropped, as in Kafka."""
     try:
         batch = RecordBatch.parse(records)
         if batch is None:
@@ -392,7 +392,7 @@ def _why_not_one_batch(records: Buffer) -> str | None:
 
 
 def _code_of_batch(error: Exception, records: Buffer) -> int:
-    """As code_of(). A batch that came as it was sent and cannot be read will not be better when it is sent again."""
+    """As code_of(). A batch whose CRC is right and that cannot be read gets a code that clients do not retry."""
     if isinstance(error, CorruptBatchError):
         with contextlib.suppress(LogcoreError):
             batch = RecordBatch.parse(records)

@@ -133,7 +133,7 @@ def _partition_count(topic: CreateTopicsRequest.Topic, state: State) -> int:
 
 
 def _check_new_topic(topic: CreateTopicsRequest.Topic, times: int, state: State) -> tuple[int, str | None]:
-    """What only the request can get wrong: (code, message)."""
+    """The errors that depend on the request alone: (code, message)."""
     if times > 1:
         return codes.INVALID_REQUEST, "the topic is named twice in this request"
     if topic.assignments:

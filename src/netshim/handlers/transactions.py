@@ -1,10 +1,10 @@
-"""Requests of transactions: what is added to one, how it ends, the offsets in it, what admin tools ask.
+"""Requests of transactions: partitions and offsets added to one, its end, and those of admin tools.
 
 Rules (broker reference, sections 3.4 to 3.12):
-- Shapes and codes that differ by version are made here; what a request means for a transaction is decided in
-  logcore.coordination.
-- The first request waits until what is stored of transactions has been read.
-- What a producer writes to a partition is verified where it is appended (produce.py).
+- Shapes and codes that differ by version are made here; logcore.coordination decides what a request does to a
+  transaction.
+- The first request waits until the stored transactions have been read.
+- Batches of a producer are verified where they are appended (produce.py).
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def _code(error: TransactionError, call: Call) -> int:
 
 
 def code_for_writer(error: TransactionError, version: int, abortable_since: int) -> int:
-    """What who writes records or offsets is told (sections 3.6 and 3.7). abortable_since: the first version of its API
-    that knows TRANSACTION_ABORTABLE.
+    """The code for a producer that writes records or offsets (sections 3.6 and 3.7). abortable_since: the first version
+    of the API that knows TRANSACTION_ABORTABLE.
     """
     if error is TransactionError.PRODUCER_FENCED:
         return codes.INVALID_PRODUCER_EPOCH
@@ -89,7 +89,7 @@ def code_for_writer(error: TransactionError, version: int, abortable_since: int)
 def when_transactions_are_loaded(
     call: Call, state: State, handle: Callable[[], ResponseT | Answer], refuse: Callable[[int], ResponseT]
 ) -> ResponseT | Answer:
-    """handle(), once what is stored of transactions is known; refuse(code) when it cannot be."""
+    """handle(), once the stored transactions have been read; refuse(code) when they cannot be."""
     if state.transactions.is_loaded:
         return handle()
     answer = Answer()
@@ -132,7 +132,7 @@ def init_transactional_id(request: InitProducerIdRequest, call: Call, state: Sta
 def add_partitions_to_txn(
     request: AddPartitionsToTxnRequest, call: Call, state: State
 ) -> AddPartitionsToTxnResponse | Answer:
-    """Where one partition is not known nothing is added, and the others are told so (section 3.5)."""
+    """If one partition is unknown, nothing is added, and the others have an error of their own (section 3.5)."""
     wanted = {(topic.name, number) for topic in request.v3_and_below_topics for number in topic.partitions}
     known = {
         (name, number) for name, number in wanted if name in state.logdir and number in state.logdir.partitions(name)

@@ -49,7 +49,7 @@ class UnsupportedVersionError(ProtocolError):
 
 
 class Header:
-    """What stands before the body of a request. A client without an id has the empty one."""
+    """The fields before the body of a request. A client without an id has the empty one."""
 
     __slots__ = ("api_key", "api_version", "body_start", "client_id", "correlation_id")
 

@@ -66,7 +66,7 @@ class Message(Generic[ValueT]):
 
     @property
     def type_name(self) -> str:
-        """What the class of its values is called in messages: FetchRequest, TransactionLogKey."""
+        """The name of the class of its values in messages: FetchRequest, TransactionLogKey."""
         return self.name + self.kind.capitalize()
 
     @cached_property

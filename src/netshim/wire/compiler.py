@@ -194,7 +194,7 @@ class _Block:
 
 
 class _Compiler:
-    """What both directions share: one message in one version."""
+    """The part that both directions share: one message in one version."""
 
     def __init__(self, shape: Struct, version: int, flexible: bool, signature: str) -> None:
         self.shape = shape
