@@ -64,7 +64,7 @@ Data = bytes | bytearray | memoryview
 
 
 def _find_guard() -> Any:
-    """The guard against unreadable pages of a mapping, which would end the process; None without the compiled module."""
+    """The guard against unreadable pages of a mapping, which end the process; None without the compiled module."""
     try:
         return importlib.import_module("logcore.kernels._compiled")
     except ImportError:
