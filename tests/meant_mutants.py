@@ -314,7 +314,7 @@ MISTAKES: Final = (
         "state_before_the_files", "logcore/staging/applying.py",
         "    _place_all(fs, directory, path, assigned)\n    # Readers",
         "    write_state(fs, path, assigned)\n    _place_all(fs, directory, path, assigned)\n    # Readers",
-        "staging/test_staging.py::test_a_crash_while_rolling_forward_is_rolled_forward",
+        "staging/test_staging_crashes.py::test_a_crash_while_rolling_forward_is_rolled_forward",
     ),
     Mistake(
         "state_before_the_pieces", "logcore/staging/applying.py",
@@ -325,7 +325,7 @@ MISTAKES: Final = (
     Mistake(
         "carried_pieces_not_synced", "logcore/staging/publishing.py",
         "                at += size\n            fs.fsync(handle)\n", "                at += size\n",
-        "staging/test_staging.py::test_a_crash_at_any_operation_leaves_all_or_nothing",
+        "staging/test_staging_crashes.py::test_a_crash_at_any_operation_leaves_all_or_nothing",
     ),
     Mistake(
         "name_of_carried_file_not_synced", "logcore/staging/publishing.py",
@@ -344,7 +344,7 @@ MISTAKES: Final = (
         "adopted_append_not_synced", "logcore/staging/applying.py",
         "            fs.pwrite(handle, ours, position)\n        fs.fsync(handle)\n",
         "            fs.pwrite(handle, ours, position)\n",
-        "staging/test_staging.py::test_a_crash_at_any_operation_leaves_all_or_nothing",
+        "staging/test_staging_crashes.py::test_a_crash_at_any_operation_leaves_all_or_nothing",
     ),
     Mistake(
         "redo_appends_again", "logcore/staging/applying.py",
@@ -355,7 +355,7 @@ MISTAKES: Final = (
     Mistake(
         "made_segments_without_a_name", "logcore/staging/applying.py",
         "            fs.sync_dir(target)\n        else:", "            pass\n        else:",
-        "staging/test_staging.py::test_a_crash_at_any_operation_leaves_all_or_nothing",
+        "staging/test_staging_crashes.py::test_a_crash_at_any_operation_leaves_all_or_nothing",
     ),
     Mistake(
         "stamped_heads_not_synced", "logcore/staging/applying.py",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import logcore
 from logcore.config import LogConfig
 from logcore.fs import FS, OS
+from logcore.log import open_log
 from logcore.staging.manifest import Manifest, StagedFile, staging_path
 from logcore.staging.publishing import Staging
 from logcore.staging.writing import StagedWriter
@@ -73,20 +73,20 @@ def publish(path: Path, txid: str, app: str = "app", version: int = 0, **how: An
     return one
 
 
-def values(path: Path, partition: int, topic: str = "t") -> list[bytes | None]:
-    """All values of a partition, whose offsets must have no gap."""
-    with logcore.open(path / f"{topic}-{partition}", read_only=True) as log:
+def values(path: Path, partition: int, *, fs: FS = OS) -> list[bytes | None]:
+    """All values of a partition of topic t, whose offsets must have no gap."""
+    with open_log(path / f"t-{partition}", read_only=True, fs=fs) as log:
         records = list(log.read(log.log_start_offset))
     assert [record.offset for record in records] == list(range(len(records)))
     return [record.value for record in records]
 
 
-def staged(path: Path) -> list[str]:
-    return sorted(os.listdir(staging_path(str(path))))
+def staged(path: Path, *, fs: FS = OS) -> list[str]:
+    return sorted(fs.listdir(staging_path(str(path))))
 
 
-def create(path: Path, config: dict[str, str] | None = None) -> Path:
-    with logcore.open_dir(path, create=True) as directory:
+def create(path: Path, config: dict[str, str] | None = None, *, fs: FS = OS) -> Path:
+    with logcore.open_dir(path, create=True, fs=fs) as directory:
         directory.create_topic("t", len(PARTITIONS), config=config)
         for partition in PARTITIONS:
             directory.partition("t", partition).append(b"before")

@@ -1,0 +1,184 @@
+"""Staged writes over crashes at each operation, of the process and of the power: all of it or nothing, and once.
+
+On the simulated disk. Driver and tasks are played by drive(); what ends them is a crash while one of them changes the
+disk. `make test` crashes in some operations, `make slow` in all, and judges more of the disks that each may leave.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import logcore
+from logcore.errors import CorruptLogError
+from logcore.inspect.verify import verify
+from logcore.staging.manifest import staging_path
+from logcore.staging.publishing import Staging
+from logcore.testing import CrashState, SimulatedCrash, SimulatedDisk
+from support.staged import PARTITIONS, SMALL, create, publish, rows, staged, values
+
+PATH = Path("/data")
+CONFIGS = [None, SMALL]
+CONFIG_NAMES = ["appended", "moved"]
+#: So many rows in each partition.
+COUNT = 60
+ALL = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+
+def drive(disk: SimulatedDisk, config: dict[str, str] | None, *, carries: bool = False) -> None:
+    """What driver and tasks do: stage, publish, open the directory, and append behind it."""
+    publish(PATH, "first", fs=disk, config=config, count=COUNT, carries=carries)
+    with logcore.open_dir(PATH, fs=disk) as directory:
+        directory.partition("t", 0).append(b"after")
+
+
+def life(config: dict[str, str] | None, *, carries: bool = False, crash_at: int | None = None) -> SimulatedDisk:
+    """A disk on which drive() ran, up to its operation number crash_at. operations: those of drive()."""
+    disk = SimulatedDisk()
+    create(PATH, config, fs=disk)
+    disk.operations.clear()
+    disk.crash_in(crash_at)
+    with contextlib.suppress(SimulatedCrash):
+        drive(disk, config, carries=carries)
+    return disk
+
+
+def killed(disk: SimulatedDisk) -> SimulatedDisk:
+    """The disk as the death of a process leaves it: with all that was written."""
+    return next(disk.after_crash(limit=1))
+
+
+def seen(disk: SimulatedDisk) -> list[int]:
+    """How many staged rows each partition has; those that are there must be right."""
+    counts = []
+    for partition in PARTITIONS:
+        found = [value for value in values(PATH, partition, fs=disk) if value not in (b"before", b"after")]
+        assert found == rows("first", partition, COUNT)[: len(found)]
+        counts.append(len(found))
+    return counts
+
+
+def listed(disk: SimulatedDisk) -> list[str]:
+    if not disk.is_directory(staging_path(str(PATH))):
+        return []
+    return staged(PATH, fs=disk)
+
+
+def crashes(
+    config: dict[str, str] | None, *, carries: bool, step: int, limit: int
+) -> Iterator[tuple[CrashState, SimulatedDisk]]:
+    """Disks that crashes in every so manieth operation may leave: at most limit for each, a kill and a power cut that
+    loses all that was not synced among them.
+    """
+    count = len(life(config, carries=carries).operations)
+    assert count > 60
+    for at in range(0, count, step):
+        disk = life(config, carries=carries, crash_at=at)
+        for state in disk.crash_states(limit=limit, seed=at):
+            yield state, state.disk()
+
+
+@pytest.mark.parametrize(("step", "limit"), [(11, 3), pytest.param(1, 60, marks=ALL)])
+@pytest.mark.parametrize(
+    ("config", "carries"),
+    [(None, False), (SMALL, False), (None, True), (SMALL, True)],
+    ids=["appended", "moved", "carried", "carried to segments"],
+)
+def test_a_crash_at_any_operation_leaves_all_or_nothing(
+    config: dict[str, str] | None, carries: bool, step: int, limit: int
+) -> None:
+    """After the next opening each partition has all of the rows or none, and all of them if the manifest was there. The
+    driver then runs again under the same name, so that afterwards they are there exactly once.
+    """
+    outcomes = set()
+    for state, disk in crashes(config, carries=carries, step=step, limit=limit):
+        is_published = any(name.endswith((".json", ".claim", ".assigned", ".state")) for name in listed(disk))
+        with logcore.open_dir(PATH, fs=disk) as directory:
+            for partition in PARTITIONS:
+                directory.partition("t", partition)
+        counts = seen(disk)
+        if is_published:
+            assert counts == [COUNT, COUNT], state.what
+        else:
+            assert counts == [0, 0], state.what
+        outcomes.add(is_published)
+        one = Staging(disk, str(PATH))
+        if one.outcome("app", 0) == "unknown":
+            one.abort("app", 0, "first")
+        publish(PATH, "second", fs=disk, name="first", config=config, count=COUNT, carries=carries)
+        with logcore.open_dir(PATH, fs=disk) as directory:
+            directory.partition("t", 1).append(b"after")
+        assert seen(disk) == [COUNT, COUNT], state.what
+        assert set(staged(PATH, fs=disk)) <= {"app.state", "first"}, state.what  # others are deleted after a day
+        verdicts = {verdict.status for verdict in verify(str(PATH), fs=disk)}
+        assert verdicts <= {"ok", "warning"}, state.what  # a torn tail, lost indexes
+    assert outcomes == {False, True}
+
+
+def assigned_at(config: dict[str, str] | None) -> int:
+    """The number of the operation of drive() that says which offsets the staged rows get."""
+    operations = life(config).operations
+    return next(
+        number
+        for number, operation in enumerate(operations)
+        if operation.name == "rename" and operation.path.endswith(".assigned")
+    )
+
+
+@pytest.mark.parametrize(("step", "limit"), [(4, 3), pytest.param(1, 60, marks=ALL)])
+@pytest.mark.parametrize("config", CONFIGS, ids=CONFIG_NAMES)
+def test_a_crash_while_rolling_forward_is_rolled_forward(config: dict[str, str] | None, step: int, limit: int) -> None:
+    """A process dies with offsets given out and nothing in place; then the repair crashes at each operation."""
+    crash_at = assigned_at(config) + 3
+
+    def broken() -> SimulatedDisk:
+        disk = killed(life(config, crash_at=crash_at))
+        assert any(name.endswith(".assigned") for name in listed(disk))
+        disk.operations.clear()
+        return disk
+
+    whole = broken()
+    with logcore.open_dir(PATH, fs=whole):
+        count = len(whole.operations)
+    assert count > 10
+    for at in range(0, count, step):
+        dying = broken()
+        dying.crash_in(at)
+        with pytest.raises(SimulatedCrash):
+            logcore.open_dir(PATH, fs=dying)
+        for state in dying.crash_states(limit=limit, seed=at):
+            disk = state.disk()
+            with logcore.open_dir(PATH, fs=disk):
+                pass
+            assert seen(disk) == [COUNT, COUNT], f"operation {at}: {state.what}"
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=CONFIG_NAMES)
+def test_another_programs_records_are_not_overwritten(config: dict[str, str] | None) -> None:
+    """Kafka is started after the crash and appends where the staged records belong; nothing of either is destroyed."""
+    disk = killed(life(config, crash_at=assigned_at(config) + 2))
+    last = max(path for path in disk.files() if path.startswith("/data/t-1/") and path.endswith(".log"))
+    elsewhere = SimulatedDisk()
+    with logcore.open_dir(PATH, create=True, fs=elsewhere) as other:
+        other.create_topic("x")
+        other.partition("x", 0).append_many([(None, b"foreign"), (None, b"too")])
+    foreign = bytearray(elsewhere.content(f"/data/x-0/{0:020d}.log"))
+    foreign[:8] = (1).to_bytes(8, "big")  # behind "before"
+    content = disk.content(last) + foreign
+    disk.put(last, content)
+    with logcore.open_dir(PATH, fs=disk) as directory:
+        directory.create_topic("other")
+        assert directory.partition("other", 0).append(b"goes on").offset == 0
+        for partition in PARTITIONS:
+            with pytest.raises(CorruptLogError, match=r"another program.*\.assigned"):
+                directory.partition("t", partition)
+    assert disk.content(last) == content
+    with logcore.open_dir(PATH, fs=disk) as directory:  # deleting the topic is a way out
+        directory.delete_topic("t")
+        directory.create_topic("t", 2)
+        assert directory.partition("t", 1).append(b"new").offset == 0
+    with logcore.open_dir(PATH, fs=disk) as directory:
+        assert directory.partition("t", 1).log_end_offset == 1
