@@ -5,7 +5,7 @@ bounded size, and rewrites the segments up to there without what is superseded. 
 
 Rules (storage format section 9, Kafka's Cleaner):
 - Offsets never change, order is kept, and a batch keeps its head: sequence, epochs, producer.
-- The active segment, records younger than min.compaction.lag.ms and everything from the last stable offset on stay.
+- The active segment, records newer than min.compaction.lag.ms and everything from the last stable offset on stay.
 - A tombstone stays for delete.retention.ms after the first round that met it. A transaction marker stays as long as one
   of its batches exists, and then as long as a tombstone. The last batch of each live producer stays, if need be empty.
 - New files are complete and on disk before they take the place of the old ones; a crash leaves one generation, whole.

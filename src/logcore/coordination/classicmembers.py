@@ -190,7 +190,7 @@ def downgrade(group: Group, around: Surroundings) -> list[Effect]:
     group.owed = tuple(fact for fact in stored if fact[0] is not Kind.CLASSIC)
     # No member is further than the targets, so that the generation to come is one that no member knows.
     group.generation = consumers.target_epoch
-    # A member may still use partitions of a topic that nobody wants any more.
+    # A member may still use partitions of a topic that no member subscribes to any more.
     names = _names({*around.topics.names(), *consumers.subscribed()}, around.topics)
     for member_id, member in consumers.members.items():
         group.add(_classic(member_id, member, consumers, names), CONSUMER)

@@ -112,7 +112,7 @@ class GroupCommit:
             self._release(me)
 
     def advance(self, end: int, written_bytes: int) -> None:
-        """Notes that all below end is on disk; for the caller that holds syncs away and has synced by itself."""
+        """Notes that all below end is on disk; for a caller that keeps syncs away and has synced the file."""
         self._note(end, written_bytes)
 
     def learn(self, end: int) -> None:

@@ -575,7 +575,7 @@ class Writer(Appender):
             state.show(state.end)
             return
         kind = self.durability.kind
-        # Whoever waits for the append leads a sync or shares one; readers see nothing of it before.
+        # The caller that waits for the append leads a sync or shares one; readers see nothing of it before.
         if kind == "group":
             return
         # An append that asked for "os" leaves the sync to the next one.

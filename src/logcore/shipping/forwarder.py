@@ -180,7 +180,7 @@ class Forwarder:
     # -- work ----------------------------------------------------------------------------------------------------
 
     def run(self, *, until_end: bool = False, after_step: Callable[[], None] | None = None) -> None:
-        """Ships until an exception ends it, such as KeyboardInterrupt; until_end: until all that is there now is
+        """Ships until an exception ends it, such as KeyboardInterrupt; until_end: until all present records are
         shipped.
 
         after_step: called after each step. Raises ProducerFencedError when another forwarder of this name has begun,
