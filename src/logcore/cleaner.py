@@ -541,7 +541,7 @@ class _Round:
         self.view.gaps.check_behind(segment, expected, limit)
 
     def _unordered_parts(self, segment: Segment) -> Iterator[_Part]:
-        """Runs of plain batches, and each other batch by itself; offsets are not checked."""
+        """Runs of plain batches, and each other batch alone; offsets are not checked."""
         view = segment.view()
         size = segment.size_bytes
         at = 0

@@ -90,8 +90,9 @@ def start(path: Any, **options: Any) -> Kafka:
 class Kafka:
     """A running broker, or a namespace on one that other tests use too.
 
-    server: the broker. prefix: of the names of topics and groups; empty for a broker of one's own. Wherever a topic is
-    asked for, its name without or with the prefix is understood. All methods may be called from several threads.
+    server: the broker. prefix: of the names of topics and groups; empty if no other test uses the broker. Wherever a
+    topic is asked for, its name without or with the prefix is understood. All methods may be called from several
+    threads.
     """
 
     def __init__(self, server: ServerThread, prefix: str = "") -> None:

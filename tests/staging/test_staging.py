@@ -492,7 +492,7 @@ def test_a_crash_at_any_operation_leaves_all_or_nothing(
         with logcore.open_dir(path) as directory:
             directory.partition("t", 1).append(b"after")
         assert seen(path) == [60, 60], where
-        assert set(staged(path)) <= {"app.state", "first"}, where  # files that nobody names go after a day
+        assert set(staged(path)) <= {"app.state", "first"}, where  # unnamed files are deleted after a day
         assert {one.status for one in verify(str(path))} <= {"ok", "warning"}, where  # a torn tail, lost indexes
     assert outcomes == {False, True}
 
@@ -665,7 +665,7 @@ def test_links_in_the_staging_directory_are_not_followed(data: Path, tmp_path: P
     os.utime(root / "old", (1, 1), follow_symlinks=False)
     (root / "logcore.garbage").write_bytes(checkpoint.pack_checked({"old": 1}))
     publish(data, "second", version=1)
-    assert not (root / "old").is_symlink(), "the link itself is nobody's"
+    assert not (root / "old").is_symlink(), "the link itself is deleted"
     (root / "third").symlink_to(victim)
     with pytest.raises(CorruptLogError, match="not followed"):
         Staging(OS, str(data)).begin("third")

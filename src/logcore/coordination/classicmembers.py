@@ -403,7 +403,7 @@ class _ClassicStep(heartbeats.Step):
         if error is not None:
             return error
         current = self.consumers.current(member_id)
-        # A member that has to give up partitions gets its assignment: it gives up the others and joins again by itself.
+        # A member that has to give up partitions gets its assignment: it gives up the others and joins again unasked.
         if self.consumers.epoch > current.member_epoch and current.state is not MemberState.UNREVOKED:
             self._ask_to_rejoin(member_id)
             return GroupError.REBALANCE_IN_PROGRESS
