@@ -67,8 +67,8 @@ LONGEST = 300
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that share a Spark go first, so that they stay together: what comes last is taken by other processes. The
-    longest comes next, for nobody to wait for it at the end.
+    """Tests that share a Spark go first and stay together: idle workers take over the tests at the end of a queue. The
+    longest comes next, so that it does not run alone at the end.
     """
     for item in items:
         limit = item.get_closest_marker("timeout")

@@ -1696,9 +1696,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "half_sent_batch_goes_on", "logcore/shipping/forwarder.py",
-        "            # A batch may be half sent, also after Ctrl-C. Nothing of it is to count as if it were whole.\n"
-        "            self._drop_sender()\n",
-        "",
+        "next one begins at what was delivered.\n            self._drop_sender()\n",
+        "next one begins at what was delivered.\n",
         "shipping/test_forwarder.py",
     ),
     Mistake(

@@ -3,7 +3,7 @@
     python tests/mutants.py [--modules segment partition/recovery ...] [--count 100] [--seed 1]
 
 Prints a line of JSON for each mutant, and at the end how many were killed: a test failed, or hung. One that survives
-shows a missing test, needless code, or a change that nobody can see.
+shows a missing test, needless code, or a change without an effect.
 
 - No file is changed. Tests are collected once; each mutant is a forked child in which one function has other code.
 - Only tests that reach the changed lines run, the quickest first. A first run of all of them finds out which do.

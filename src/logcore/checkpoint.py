@@ -368,7 +368,7 @@ def pack_producer_ids(end: int) -> bytes:
 
 
 def pack_checked(facts: Mapping[str, Any], *, copies: int = 1) -> bytes:
-    """A JSON object on a line behind the CRC-32 of its text. copies: what must outlive a rotten byte is there twice."""
+    """A JSON object on a line behind the CRC-32 of its text. copies: 2 for content that must survive a damaged byte."""
     text = json.dumps(facts, separators=(",", ":")).encode()
     return (b"%08x %s\n" % (zlib.crc32(text), text)) * copies
 

@@ -5,7 +5,7 @@ bounded size, and rewrites the segments up to there without what is superseded. 
 
 Rules (storage format section 9, Kafka's Cleaner):
 - Offsets never change, order is kept, and a batch keeps its head: sequence, epochs, producer.
-- The active segment, records younger than min.compaction.lag.ms and everything from the last stable offset on stay.
+- The active segment, records newer than min.compaction.lag.ms and everything from the last stable offset on stay.
 - A tombstone stays for delete.retention.ms after the first round that met it. A transaction marker stays as long as one
   of its batches exists, and then as long as a tombstone. The last batch of each live producer stays, if need be empty.
 - New files are complete and on disk before they take the place of the old ones; a crash leaves one generation, whole.
@@ -82,6 +82,18 @@ class SealedFacts:
 
 
 @attrs.frozen(kw_only=True)
+class LogFacts:
+    """The offsets of a log for plan(). active_base: base offset of the active segment. cleaned_to: where the last round
+    ended, None when there was none.
+    """
+
+    active_base: int
+    log_start: int
+    last_stable_offset: int
+    cleaned_to: int | None
+
+
+@attrs.frozen(kw_only=True)
 class Plan:
     """Which offsets a round would clean, [first_dirty, first_uncleanable), and whether it is time for it.
 
@@ -100,26 +112,15 @@ class Plan:
         return self.cleanable_bytes / max(1, self.clean_bytes + self.cleanable_bytes)
 
 
-def plan(
-    sealed: Sequence[SealedFacts],
-    active_base: int,
-    *,
-    log_start: int,
-    last_stable_offset: int,
-    checkpoint: int | None,
-    config: LogConfig,
-    now_ms: int,
-) -> Plan:
-    """Storage format sections 9.1 and 9.2. sealed: facts of all segments but the active one; checkpoint: where the last
-    round ended, None when there was none.
-    """
-    end = last_stable_offset
+def plan(sealed: Sequence[SealedFacts], log: LogFacts, *, config: LogConfig, now_ms: int) -> Plan:
+    """Storage format sections 9.1 and 9.2. sealed: facts of all segments but the active one."""
+    end = log.last_stable_offset
     # A checkpoint outside the log is of records that were deleted or truncated since: begin again.
-    if checkpoint is None or not log_start <= checkpoint <= active_base:
-        first_dirty = log_start
+    if log.cleaned_to is None or not log.log_start <= log.cleaned_to <= log.active_base:
+        first_dirty = log.log_start
     else:
-        first_dirty = checkpoint
-    bases = [facts.base_offset for facts in sealed] + [active_base]
+        first_dirty = log.cleaned_to
+    bases = [facts.base_offset for facts in sealed] + [log.active_base]
     lag_ms = config.min_compaction_lag_ms
     for facts, next_base in zip(sealed, bases[1:], strict=True):
         if lag_ms and next_base > first_dirty and facts.largest_timestamp > now_ms - lag_ms:
@@ -127,7 +128,7 @@ def plan(
             break
     # Whole segments: the one that the end lies in stays out.
     last = next((base for base in reversed(bases) if base <= end), first_dirty)
-    first_uncleanable = max(first_dirty, min(active_base, last))
+    first_uncleanable = max(first_dirty, min(log.active_base, last))
     ends = bases[1:]
     spans = list(zip(sealed, ends, strict=True))
     clean = sum(facts.size_bytes for facts, end in spans if end <= first_dirty)
@@ -408,15 +409,13 @@ def plan_of(log: Log, now_ms: int | None = None) -> Plan:
 
 
 def _plan_of(view: Rewriting, config: LogConfig, now_ms: int) -> Plan:
-    return plan(
-        [facts_of(segment) for segment in view.sealed],
-        view.active_base,
+    log = LogFacts(
+        active_base=view.active_base,
         log_start=view.log_start,
         last_stable_offset=view.last_stable_offset,
-        checkpoint=view.cleaned_to,
-        config=config,
-        now_ms=now_ms,
+        cleaned_to=view.cleaned_to,
     )
+    return plan([facts_of(segment) for segment in view.sealed], log, config=config, now_ms=now_ms)
 
 
 def clean(
@@ -542,7 +541,7 @@ class _Round:
         self.view.gaps.check_behind(segment, expected, limit)
 
     def _unordered_parts(self, segment: Segment) -> Iterator[_Part]:
-        """Runs of plain batches, and each other batch by itself; offsets are not checked."""
+        """Runs of plain batches, and each other batch alone; offsets are not checked."""
         view = segment.view()
         size = segment.size_bytes
         at = 0

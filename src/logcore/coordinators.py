@@ -1,7 +1,7 @@
 """The coordinators of groups and transactions of a directory that no broker of this process serves.
 
 Rules:
-- Each is made by whoever needs it first, and lives as long as the directory is open. Then it reads what is stored.
+- Each is made by the first caller that needs it, reads what is stored, and lives as long as the directory is open.
 - Where a broker of this process serves the directory, both are the broker's.
 
 Not here: what they decide (logcore.coordination), how it is carried out (logcore.consumer, logcore.producer).
@@ -53,7 +53,7 @@ class Partitions(Protocol):
 def left_open(directory: Partitions) -> dict[Partition, list[tuple[int, int]]]:
     """(topic, partition) -> producer id and epoch of each transaction that is open in its log. Opens all logs.
 
-    A log that cannot be read is passed over: whoever reads it is told.
+    A log that cannot be read is passed over: its readers meet the error.
     """
     found: dict[Partition, list[tuple[int, int]]] = {}
     for topic in directory.topics():
@@ -84,7 +84,7 @@ class Coordinators:
 
     @property
     def has_groups(self) -> bool:
-        """Whether somebody has asked for the groups."""
+        """Whether the groups were asked for since the directory was opened."""
         return self._groups is not None
 
     def groups(self, directory: Directory) -> Groups | SharedGroups:

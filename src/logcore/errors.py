@@ -265,7 +265,7 @@ class LogNotFoundError(LogcoreError):
 class TopicNotFoundError(LogcoreError):
     """No such topic in the log directory. Kafka: UNKNOWN_TOPIC_OR_PARTITION.
 
-    name, known: the topic and those that are there; the text says which of these is nearest. That is found when the
+    name, known: the topic and those that exist; the text says which of these is nearest. That is found when the
     text is read: it takes a millisecond for 100 topics, and a broker is asked for many names and reads no text.
     """
 
@@ -289,12 +289,12 @@ class TopicNotFoundError(LogcoreError):
         return super().__str__()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        self._find_nearest()  # what is there stays here
+        self._find_nearest()  # before pickling, so that the list of topics stays here
         return super().__reduce__()  # type: ignore[return-value]
 
 
 class TopicExistsError(LogcoreError):
-    """A topic to be made is there already. Kafka: TOPIC_ALREADY_EXISTS."""
+    """A topic to be made exists already. Kafka: TOPIC_ALREADY_EXISTS."""
 
 
 class InvalidNameError(LogcoreError):
@@ -312,7 +312,7 @@ class ConsumerStateError(LogcoreError):
 class CommitFailedError(LogcoreError):
     """Offsets were not committed: the consumer is no member of this generation any more, or the disk failed.
 
-    What came after the last commit is processed again by whoever has the partitions now.
+    Records after the last commit are processed again by the new owners of the partitions.
     """
 
 
@@ -390,7 +390,7 @@ class NodeNotEmptyError(RegistryError):
 
 
 class BadVersionError(RegistryError):
-    """The node has another version than the caller expected: somebody changed it first. Nothing was written."""
+    """The node has another version than the caller expected: another session changed it first. Nothing was written."""
 
 
 class SessionExpiredError(RegistryError):

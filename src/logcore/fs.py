@@ -871,7 +871,7 @@ def _unmap(address: int, size: int, guard: int) -> None:
 
 
 def offers_descriptors(fs: FS) -> bool:
-    """Whether the handles of fs are descriptors that compiled code may write to by itself. Not those of a subclass of
+    """Whether the handles of fs are descriptors that compiled code may write to directly. Not those of a subclass of
     OsFS, which wants to see each call.
     """
     return type(fs) is OsFS

@@ -265,8 +265,8 @@ class IndexWriter:
         return True
 
     def add(self, relative_offset: int, position: int, largest_timestamp: int, its_relative_offset: int) -> None:
-        """Adds an entry to both indexes, for the batch at a position whose last offset this is. The compiled kernels do
-        this by themselves (kernels/_appending.pxi).
+        """Adds an entry to both indexes, for the batch at a position whose last offset this is. The compiled kernels
+        have their own copy of this (kernels/_appending.pxi).
         """
         offsets = self.offsets.data
         times = self.times

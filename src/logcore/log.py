@@ -60,12 +60,7 @@ from logcore.partition.state import PartitionState
 from logcore.partition.upkeep import Upkeep
 from logcore.partition.writer import Writer, check_level
 from logcore.reader import Isolation, LogReader, open_reader, transactions_of
-from logcore.recordbatch import (
-    check_timestamps,
-    prepare_append,
-    time_ms,
-    transaction_marker,
-)
+from logcore.recordbatch import Marker, check_timestamps, prepare_append, time_ms, transaction_marker
 from logcore.segment import GrowingSegment
 from logcore.table import Table
 
@@ -694,18 +689,19 @@ class Log(LogReader):
             first = producers.check_marker(producer_id, producer_epoch, coordinator_epoch)
             now_ms = self._fs.now_ms()
             offset = self._state.end
-            marker = transaction_marker(
+            kind = "ABORT"
+            if commit:
+                kind = "COMMIT"
+            batch = transaction_marker(
                 offset,
                 writer.leader_epoch,
                 now_ms,
-                producer_id=producer_id,
-                producer_epoch=producer_epoch,
-                coordinator_epoch=coordinator_epoch,
-                commit=commit,
+                producer=(producer_id, producer_epoch),
+                marker=Marker(kind, coordinator_epoch),
                 append_time=self.config.is_append_time,
             )
             try:
-                writer.write_locked(marker, offset, now_ms, now_ms)
+                writer.write_locked(batch, offset, now_ms, now_ms)
                 producers.end_transaction(producer_id, producer_epoch, coordinator_epoch, now_ms)
                 producers.next_offset = self._state.end
             except BaseException:

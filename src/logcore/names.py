@@ -8,7 +8,7 @@
     00000000000000000042.1234.quarantine    what recovery cut from a segment, and the position where it lay
 
 Rules:
-- A name is judged by itself. Twenty digits that are larger than any offset name no file of a log.
+- A name is judged alone. Twenty digits that are larger than any offset name no file of a log.
 - A partition has one name: orders-00 can be parsed, but partition_name() never gives it.
 
 This module touches no disk. The small files with fixed names belong to checkpoint.py, staged ones to staging/.

@@ -3,7 +3,7 @@
 Rules:
 - Loggers are those of the standard library, named `logcore` and `logcore.<area>`; silent until a handler is added.
 - `logging` is never imported here, for that takes milliseconds: a program that did not cannot listen.
-- Lines are said with locks held: a handler must not write to the log that it is told of.
+- Lines are written with locks held: a handler must not write to the log that a line is about.
 - A line that cannot be said is left out: the error it speaks of is more important.
 
 This module decides nothing and keeps nothing; logdir.py collects incidents.

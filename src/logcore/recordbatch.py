@@ -762,15 +762,18 @@ def transaction_marker(
     leader_epoch: int,
     timestamp_ms: int,
     *,
-    producer_id: int,
-    producer_epoch: int,
-    coordinator_epoch: int,
-    commit: bool,
+    producer: tuple[int, int],
+    marker: Marker,
     append_time: bool = False,
 ) -> bytes:
-    """The control batch that ends a transaction (storage format section 1.10)."""
-    key = _MARKER_KEY.pack(0, int(commit))  # of CONTROL_TYPES: 0 is ABORT, 1 is COMMIT
-    value = _MARKER_VALUE.pack(0, coordinator_epoch)
+    """The control batch that ends a transaction (storage format section 1.10). producer: its id and epoch. marker: of
+    kind ABORT or COMMIT.
+    """
+    assert marker.kind in TRANSACTION_ENDS, marker
+    producer_id, producer_epoch = producer
+    types = {kind: number for number, kind in CONTROL_TYPES.items()}
+    key = _MARKER_KEY.pack(0, types[marker.kind])
+    value = _MARKER_VALUE.pack(0, marker.coordinator_epoch)
     return encode(
         [(key, value, (), timestamp_ms)],
         base_offset=offset,

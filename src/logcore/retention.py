@@ -109,7 +109,7 @@ def above_size(facts: PartitionFacts) -> int:
 
 
 def too_old(facts: PartitionFacts) -> int:
-    """Those before the first that has a record younger than retention.ms."""
+    """The number of segments before the first with a record newer than retention.ms allows."""
     limit = facts.config.retention_ms
     if limit < 0:
         return 0

@@ -559,7 +559,7 @@ class ActiveSegment(GrowingSegment):
 
         The last offset entry that is taken has to point at its batch, and the last time entry at a batch of that time;
         other entries are checked when they are used (start_position). is_whole: the files lack nothing. After a crash
-        one of them may, so that the heads from the last time entry on are walked for one that is younger.
+        one of them may, so that the heads from the last time entry on are walked for a newer one.
         """
         # 1. The last offset entry that may be taken: below the offset, and within the file.
         index_path = self.file(INDEX)

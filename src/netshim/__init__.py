@@ -5,8 +5,8 @@
     with netshim.serve("data") as server:
         print(server.bootstrap_servers)
 
-In an event loop of one's own: `async with netshim.Server("data") as server`. From a shell: `netshim serve data`.
-docs/netshim.md says what is served.
+Inside a running event loop: `async with netshim.Server("data") as server`. From a shell: `netshim serve data`.
+docs/netshim.md lists the requests that it answers.
 """
 
 from typing import TYPE_CHECKING
@@ -19,9 +19,11 @@ __all__ = ["Server", "ServerThread", "Settings", "serve"]
 
 
 def __getattr__(name: str) -> object:
-    # At first use: pytest imports this package in every run, for the fixtures in it, and most runs want no broker.
+    # Imports at the first use: pytest imports this package in every run for its fixtures, and most runs start no
+    # broker.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from netshim import server, state
 
-    return getattr(state if name == "Settings" else server, name)
+    module = state if name == "Settings" else server
+    return getattr(module, name)

@@ -1,7 +1,7 @@
 """The command line: `netshim serve DIR`.
 
 Prints one line with the address once clients may connect; the log goes to standard error, as text at a terminal and as
-JSON lines elsewhere. INT and TERM stop it in good order; a second one at once. Errors and exit codes are those of the
+JSON lines elsewhere. INT and TERM stop it cleanly; a second one at once. Errors and exit codes are those of the
 command line of logcore.
 """
 
@@ -108,7 +108,7 @@ def serve(
 ) -> None:
     """Serve the log directory DIR to Kafka clients; it is made if it is not there.
 
-    Prints its address once clients may connect. Ctrl-C or TERM stops it in good order, a second one at once. --config
+    Prints its address once clients may connect. Ctrl-C or TERM stops it cleanly, a second one at once. --config
     sets what topics that do not set it themselves have. Sizes are in bytes, times in milliseconds.
     """
     handler = logging.StreamHandler()

@@ -5,7 +5,7 @@ Rules (wire protocol section 2; limits: docs/netshim.md, Settings):
 - A frame is 4 bytes of size and as many bytes. A size below 0 or above the limit ends the connection without an answer.
 - The buffer grows with the bytes that came, never with the size that was announced.
 - Room for large frames is shared. Who waits for it is not called slow; who is slow gives it up to those who wait.
-- Reading pauses while too many requests or too many response bytes are outstanding, and goes on by itself.
+- Reading pauses while too many requests or too many response bytes are outstanding, and resumes afterwards.
 - The requests of all connections that are in work have a limit of their own. Connections above it take turns.
 
 This module decodes no request and owns no socket: it is given a function that answers frames.
@@ -47,8 +47,9 @@ def _answer_nothing(frame: memoryview, now_ms: int) -> Reply:
 class Budget:
     """Bytes that all connections together may hold beyond their small buffers.
 
-    Who finds none left waits in line, and reads nothing meanwhile. While somebody waits, requests that come too slowly
-    are given up: relieve() says which. Else a few clients that send a little now and then would keep all of it.
+    A connection that finds none left waits in line, and reads nothing meanwhile. While one waits, requests that come
+    too slowly are given up: relieve() says which. Else a few clients that send a little now and then would keep all of
+    it.
     """
 
     def __init__(self, limit_bytes: int) -> None:

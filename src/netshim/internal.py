@@ -58,7 +58,7 @@ class InternalTopic:
             pass
 
     def partition_of(self, name: str) -> int:
-        """The partition of an id, once the topic is there."""
+        """The partition of an id, once the topic exists."""
         return partition_of(name, self._state.logdir.partitions(self.name)[-1] + 1)
 
     def logs(self) -> list[Log]:

@@ -1,4 +1,4 @@
-"""Fixtures for tests against a Kafka broker: pytest finds them by itself once the package is installed.
+"""Fixtures for tests against a Kafka broker: pytest discovers them once the package is installed.
 
     def test_my_service(kafka):                     # a broker and a directory of its own
         producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})

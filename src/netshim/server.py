@@ -412,8 +412,8 @@ class Server:
     async def tick(self) -> None:
         """Does what is due now, and returns when the directory's part of it is done.
 
-        The server does the same by itself, many times a second. A test that moves a clock by hand calls it after each
-        move.
+        The server does the same many times a second. A test that moves a clock by hand calls it after each
+                move.
         """
         if self._ticking is not None:
             await asyncio.wait([self._ticking])

@@ -41,7 +41,7 @@ from netshim.server import ServerThread, serve
 #: pytest leaves frames of this module out of what it shows of a failure.
 __tracebackhide__ = True
 
-#: How often a topic that is not there yet is looked for; one that is there, for partitions that were added.
+#: How often to look for a topic that does not exist yet; and in an existing one for partitions that were added.
 _LOOK_S: Final = 0.05
 _LOOK_FOR_PARTITIONS_S: Final = 1.0
 #: How long a broker that has closed its directory may take to end.
@@ -90,8 +90,9 @@ def start(path: Any, **options: Any) -> Kafka:
 class Kafka:
     """A running broker, or a namespace on one that other tests use too.
 
-    server: the broker. prefix: of the names of topics and groups; empty for a broker of one's own. Wherever a topic is
-    asked for, its name without or with the prefix is understood. All methods may be called from several threads.
+    server: the broker. prefix: of the names of topics and groups; empty if no other test uses the broker. Wherever a
+    topic is asked for, its name without or with the prefix is understood. All methods may be called from several
+    threads.
     """
 
     def __init__(self, server: ServerThread, prefix: str = "") -> None:
@@ -262,7 +263,7 @@ class Kafka:
     ) -> list[TopicRecord]:
         """All records of a topic, as records() gives them, as soon as there are at least count of them.
 
-        timeout: seconds to wait for them. Raises AssertionError that says what is there instead. In a test that runs in
+        timeout: seconds to wait for them. Raises AssertionError with the records found instead. In a test that runs in
         an event loop take wait_for_async(): this one would stop the loop.
         """
         woken = threading.Event()

@@ -277,7 +277,7 @@ class TransactionHost:
         now_ms: int,
         told: Callable[[Partition, Exception | None], None],
     ) -> None:
-        """Markers that an admin tool wants, whatever this coordinator knows of the producer; told of each."""
+        """Writes markers for an admin tool, whatever this coordinator knows of the producer; told: called for each."""
         self._hear(now_ms)
         Markers(
             self._state, None, effect, now_ms, lambda *_: None, coordinator_epoch=coordinator_epoch, told=told

@@ -73,7 +73,7 @@ def guarded(action: Callable[[Any], None], argument: Any) -> None:
     try:
         action(argument)
     except Exception:
-        _log.exception("somebody who waited failed")
+        _log.exception("a waiting action failed")
 
 
 def pass_on(response: object, answer: Answer) -> None:

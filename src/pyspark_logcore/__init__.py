@@ -61,7 +61,7 @@ def __getattr__(name: str) -> Any:
 
 
 def register(spark: SparkSession) -> None:
-    """Makes format("logcore") known to this session; for where Spark does not find the package by itself.
+    """Makes format("logcore") known to this session; for a Spark that does not discover the package.
 
     That is when it came in a zip (spark.submit.pyFiles, addPyFile), or when another `pyspark_` package cannot be
     imported. Registering twice is fine. Raises ImportError when pyspark is older than 4.0.
@@ -71,6 +71,6 @@ def register(spark: SparkSession) -> None:
     try:
         spark.dataSource.register(LogcoreDataSource)
     except Exception as error:
-        # 4.0 does not replace what it has found by itself, which is the same.
+        # 4.0 does not replace the source it has discovered, which is the same.
         if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
             raise

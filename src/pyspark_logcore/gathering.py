@@ -8,7 +8,7 @@ Rules:
   came behind a later one would be overlooked.
 - Segments travel as they are, and their bytes are compared with what their task noted. No record is decoded.
 
-This module moves nothing by itself: logcore.staging does. It looks only at paths that this machine sees.
+This module moves no file: logcore.staging does. It looks only at paths that this machine sees.
 """
 
 from __future__ import annotations

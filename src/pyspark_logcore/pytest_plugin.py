@@ -1,4 +1,4 @@
-"""The fixture of tests that need Spark: pytest finds it by itself once the package is installed.
+"""The fixture of tests that need Spark: pytest discovers it once the package is installed.
 
     def test_my_job(spark_session, tmp_path):
         spark_session.read.format("logcore")...
@@ -29,7 +29,7 @@ def spark_settings() -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where Spark's processes run: relative paths begin there, and what Spark writes by itself goes there."""
+    """Where Spark's processes run: relative paths begin there, and Spark writes its own files there."""
     return tmp_path_factory.mktemp("spark")
 
 

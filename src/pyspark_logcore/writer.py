@@ -4,7 +4,7 @@ Rules:
 - A write that has a name is done once. Without one, a repeated job writes again.
 - Under the name of a stream only that stream writes.
 
-This module stages and publishes nothing by itself.
+This module does not stage or publish: logcore.staging does.
 """
 
 from __future__ import annotations

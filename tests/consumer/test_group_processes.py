@@ -48,7 +48,7 @@ Tell = Callable[..., None]
 
 
 class Telling(RebalanceListener):
-    """Tells where a member begins anew."""
+    """Prints the offset at which a member starts again."""
 
     def __init__(self, tell: Tell) -> None:
         self.tell = tell

@@ -581,7 +581,7 @@ def test_in_any_order_the_invariants_hold_and_nobody_waits_for_ever(
     world.settle()
     world.sleep(LONG_MS)
     world.settle()
-    assert set(world.asked) == set(world.replies), "nobody waits for ever"
+    assert set(world.asked) == set(world.replies), "no request waits for ever"
     assert not world.set, "an idle coordinator has nothing to do"
     before = world.coordinator.get("g")
     assert before is None or before.state == EMPTY

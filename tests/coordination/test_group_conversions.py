@@ -469,7 +469,7 @@ def test_the_way_back_is_one_batch_and_is_written_until_it_is_stored(world: Worl
 
 
 def test_what_a_member_uses_goes_back_with_it_though_nobody_wants_it_any_more(world: World) -> None:
-    """It wants another topic, and has not joined again: until it has, what it uses is nobody else's."""
+    """It wants another topic, and has not joined again: until it has, no other member gets its partitions."""
     one = joined(world).member_id
     sync(world, one, 1, {one: [0, 1, 2, 3]})
     world.set_topic("u", 1)

@@ -184,7 +184,7 @@ def test_a_static_member_leaves_for_a_while_and_another_takes_its_place(world: W
     world.beat("A", 1, owned=of("t", 0, 1), instance_id="i")
     world.beat("B", 2)
     assert world.beat("A", -2, instance_id="i") == (-2, None)
-    assert world.consumers().epoch == 2, "nobody else gets its partitions"
+    assert world.consumers().epoch == 2, "no other member gets its partitions"
     assert world.consumers().owners[topic_id("t"), 0] == "A"
     before = len(world.batches)
     assert world.beat("A", -2, instance_id="i") == (-2, None)

@@ -209,7 +209,7 @@ def test_who_takes_an_id_over_aborts_what_is_open() -> None:
     desk = Desk()
     first = desk.init()
     desk.add(first)
-    assert desk.init() == Identity(101, 2), "the epoch of the fence is given to nobody"
+    assert desk.init() == Identity(101, 2), "no producer gets the epoch of the fence"
     assert [(each.commit, each.producer_epoch) for each in desk.markers] == [(False, 1)]
     assert desk.add(first) is E.PRODUCER_FENCED
     assert desk.end(first) is E.PRODUCER_FENCED

@@ -131,7 +131,7 @@ def test_a_directory_of_one_process_has_no_registry() -> None:
 
 
 def changing(number: int, fs: SharedFS) -> None:
-    """Makes topics, grows and deletes them, and does the upkeep if nobody else does."""
+    """Makes topics, grows and deletes them, and does the upkeep if no other process does."""
     with logcore.open_dir("data", shared=True, fs=fs) as data:
         for turn in range(2):
             name = f"t{number % 2}"

@@ -543,7 +543,7 @@ def test_a_path_that_no_file_system_holds(data: str) -> None:
 
 
 def test_a_partition_whose_directory_is_gone_is_not_made_anew() -> None:
-    """Its checkpoint says that it had records: made anew, it would give out their offsets once more."""
+    """Its checkpoint says that it had records: created again, it would give their offsets to other records."""
     disk = SimulatedDisk()
     with logcore.open_dir("/d", create=True, fs=disk) as logdir:
         logdir.create_topic("t", partitions=2)
@@ -734,7 +734,7 @@ def test_a_full_disk_can_be_emptied(how: str) -> None:
 
 
 def test_a_directory_on_a_full_disk_is_closed_and_opened_by_any_policy() -> None:
-    """close() ended at the first file without room, and left every log open and locked with nobody to close it."""
+    """close() ended at the first file without room, and left every log open and locked for ever."""
     disk, logdir = _filled()
     end = logdir.partition("t", 0).log_end_offset
     logdir.close()

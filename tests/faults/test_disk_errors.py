@@ -416,7 +416,7 @@ def test_a_sync_that_fails_in_recovery_is_noted_for_the_next(partition: Path) ->
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 def test_a_marker_that_cannot_be_written_or_indexed(code: int) -> None:
     """Not written: the transaction stays open, and may be ended once there is room. Written, but not in the index that
-    Kafka believes: no more appends until an opening has made it anew.
+    Kafka believes: no more appends until an opening has rebuilt it.
     """
     disk = SimulatedDisk()
     log = open_log("t-0", create=True, fs=disk)

@@ -1,12 +1,12 @@
-"""Every decoder on bytes that nobody wrote: nothing but errors of the tree comes out, in bounded memory.
+"""Every decoder, given damaged bytes, raises nothing but errors of the tree and uses bounded memory.
 
-Valid samples are changed a little: bits, bytes, cuts, splices, repeats, and numbers that lie about lengths. Where a
-CRC would stop them at the door it is stamped anew most of the time, so that what lies behind is reached. A child
-process does it under a limit of its address space; what runs out of it, or hangs, fails. Inputs that once went wrong
-are kept in tests/data/fuzz, named `<decoder>-<what>.bin`, and run each time.
+Valid samples are changed a little: bits, bytes, cuts, splices, repeats, and false lengths. A decoder that checks a CRC
+would refuse nearly all of these, so seven in ten get a correct CRC afterwards. A child process with a limited address
+space runs the decoders; a decoder that exceeds the limit, or hangs, fails the test. Inputs that once failed are kept
+in tests/data/fuzz, named `<decoder>-<what>.bin`, and run each time.
 
-LOGCORE_FUZZ says how often: 15,000 by default, 50,000,000 in `make slow`. A failure prints the decoder, the seed and
-the input, and leaves that in a file to keep.
+LOGCORE_FUZZ is the number of inputs: 15,000 by default, 50,000,000 in `make slow`. A failure prints the decoder, the
+seed and the input, and writes the input to a file.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from support.vectors import DATA
 EXECUTIONS = int(os.environ.get("LOGCORE_FUZZ", "15000"))
 MANY = int(os.environ.get("LOGCORE_FUZZ", "50000000"))
 SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or None
-#: Beyond what the process has when it begins: twice the cap on inflated bytes, and as much again for records of them.
+#: On top of the address space at the start: twice the cap on inflated bytes, and as much again for their records.
 MEMORY_BYTES = 256 << 20
 
 Decoder = Callable[[bytes], object]
@@ -117,7 +117,7 @@ def changed(rng: random.Random, samples: list[bytes]) -> bytes:
 
 
 def sealed(data: bytes) -> bytes:
-    """With the length and CRC of the first batch put right."""
+    """The data with a correct length and CRC in its first batch."""
     raw = bytearray(data)
     if len(raw) > 26:
         raw[8:12] = (len(raw) - 12).to_bytes(4, "big")
@@ -129,7 +129,7 @@ def sealed(data: bytes) -> bytes:
 
 
 def checked(data: bytes) -> bytes:
-    """With the CRC of the first line put right."""
+    """The first line of the data with a correct CRC, as in a manifest."""
     text = data.partition(b"\n")[0].partition(b" ")[2]
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
@@ -185,7 +185,7 @@ def file(path: str, data: bytes) -> None:
 
 
 def partition(name: str, data: bytes) -> None:
-    """A small file beside a sound segment, which is opened and read with it."""
+    """Opens and reads a log of one sound segment that has this small file beside it."""
     files = {f"/d/t-0/{file_name(0, '.log')}": SEGMENT, "/d/t-0/" + name: data}
     disk = SimulatedDisk(files)
     with logcore.open("/d/t-0", fs=disk) as log:
@@ -195,7 +195,7 @@ def partition(name: str, data: bytes) -> None:
 
 
 def log(data: bytes) -> None:
-    """The only segment of a log that Kafka wrote, as far as one can see: opened, mended, asked all there is to ask."""
+    """Opens, recovers and reads a log whose only segment is the data."""
     path = f"/d/t-0/{file_name(0, '.log')}"
     for read_only in (True, False):
         with logcore.open("/d/t-0", read_only=read_only, fs=SimulatedDisk({path: data})) as found:
@@ -249,7 +249,7 @@ SEGMENT = b"".join(recordbatch.encode([(b"k", b"v%d" % at, (), at)], base_offset
 
 @cache
 def decoders() -> dict[str, tuple[Decoder, list[bytes], Callable[[bytes], bytes] | None]]:
-    """Name -> (decoder, samples, what puts a CRC right)."""
+    """Name -> (decoder, samples, the function that corrects the CRC of a changed sample)."""
     vectors = [path.read_bytes() for path in sorted((DATA / "vectors" / "records").glob("*.bin"))]
     kafkas = [path.read_bytes()[:4096] for path in sorted((DATA / "vectors").glob("*/*/*")) if path.suffix]
     ours = own()
@@ -333,7 +333,7 @@ def _rest(kind: Any) -> dict[str, Any]:
 
 
 def run(name: str, data: bytes) -> bool:
-    """Whether the decoder took it. Anything but an error of the tree goes on; so does a want of memory."""
+    """Whether the decoder accepted the data. Raises what is no error of the tree, and ResourceError: memory ran out."""
     try:
         decoders()[name][0](data)
     except logcore.ResourceError:
@@ -344,7 +344,7 @@ def run(name: str, data: bytes) -> bool:
 
 
 def explore(count: int, seed: int) -> Iterator[tuple[str, int, int]]:
-    """(decoder, executions, those that took the input) of each."""
+    """For each decoder: its name, its executions, and how many of them accepted the input."""
     every = decoders()
     resource.setrlimit(resource.RLIMIT_AS, (_size_bytes() + MEMORY_BYTES,) * 2)
     # Opening a log takes milliseconds, most others take ten microseconds.
@@ -372,7 +372,7 @@ def _size_bytes() -> int:
 
 
 def main(count: int, seed: int) -> None:
-    logging.disable()  # what cannot be read is logged, a million times
+    logging.disable()  # each unreadable input would be logged, a million times in all
     done = list(explore(count, seed))
     for name, share, taken in done:
         print(f"{name:40} {share:8} executions, {taken:8} taken")
@@ -438,7 +438,7 @@ def bomb(codec: Codec, data: bytes) -> bytes:
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's /proc")
 def test_a_gibibyte_of_zeros_in_a_batch_takes_the_cap_and_little_more() -> None:
-    """With the cap that users get, by way of a batch; tests/format/test_compression.py has the codecs by themselves."""
+    """With the cap that users get, by way of a batch; tests/format/test_compression.py tests the codecs alone."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run([sys.executable, "-c", BOMBS], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

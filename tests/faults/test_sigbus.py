@@ -82,7 +82,7 @@ def test_a_file_that_was_shortened_is_an_error(tmp_path: Path, name: str, read_o
 
 
 def test_what_was_handed_out_before_turns_to_zeros(tmp_path: Path) -> None:
-    """Borrowed memory is of the file: nobody can keep what is not there, but the process goes on."""
+    """Borrowed memory belongs to the file: its lost pages cannot be read, but the process survives."""
     first = made(tmp_path / "t-0")
 
     def child() -> int:
@@ -124,7 +124,7 @@ def test_a_mapping_that_is_gone_guards_nothing(tmp_path: Path) -> None:
     view = fs.OS.map(handle, 1 << 16)
     assert fs.OS.is_readable(view, touch=True)
     fs.OS.truncate(handle, 4096)
-    assert fs.OS.is_readable(view), "nobody has looked at a page that is gone"
+    assert fs.OS.is_readable(view), "no code has touched a lost page yet"
     assert not fs.OS.is_readable(view, touch=True)
     assert guard.unreadable_pages(view) == 15
     assert bytes(view) == bytes(1 << 16)

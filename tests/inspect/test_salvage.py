@@ -66,7 +66,7 @@ def changed(changes: dict[str, bytes | None], *, dense: bool = True) -> dict[str
 
 @pytest.mark.parametrize("name", ["clean", "crash", "compact-before", "compact-after"])
 def test_what_kafka_wrote_is_copied_whole(tmp_path: Path, name: str) -> None:
-    """Kafka's own snapshots, indexes of aborted transactions and epochs judge those that are made anew."""
+    """Kafka's own snapshots, indexes of aborted transactions and epochs judge those that salvage rebuilds."""
     data = Path(shutil.copytree(VECTORS / f"partition-{name}", tmp_path / "data"))
     before = tree(data)
     report = salvage(data, tmp_path / "out")
@@ -234,7 +234,7 @@ def test_what_a_recovery_or_compaction_left_fills_gaps_only(spare: str) -> None:
         is_log = spare == ".log.swap" and gone is None
         assert (path_of(6, spare) in {part.path for part in report.left_out}) != is_log
     report, saved = recover(changed({path_of(6, spare): other}))
-    assert judge(WRITTEN, report, saved) == set(), "what is there is not replaced"
+    assert judge(WRITTEN, report, saved) == set(), "a segment that exists is not replaced"
 
 
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
@@ -536,7 +536,7 @@ def test_a_loss_outside_of_transactions_names_none() -> None:
     assert [(part.first_offset, part.last_offset) for part in report.lost] == [(0, 0), (3, 3)]
 
 
-# -- batches that nobody can decode ----------------------------------------------------------------------------------
+# -- batches that cannot be decoded ----------------------------------------------------------------------------------
 
 
 def with_crc(batch: bytearray) -> bytes:

@@ -214,7 +214,9 @@ def test_a_batch_missing_in_a_sealed_segment_of_a_dense_log_is_damage(own):
 
 
 def test_a_torn_transaction_index_that_opening_mends_is_a_warning(tmp_path):
-    """The active segment's, after a crash. After a clean close nobody makes it anew, nor that of a sealed one ever."""
+    """That of the active segment, after a crash. After a clean close it is not rebuilt; that of a sealed segment never
+    is.
+    """
     with logcore.open(tmp_path / "t-0", create=True, config={"segment.ms": 10**12}) as log:
         raw = encode([(None, b"x")], transactional=True, producer_id=7, producer_epoch=0, base_sequence=0, now_ms=T0)
         log.append_batch(raw)

@@ -384,11 +384,11 @@ class Twins:
         mine = state_of(self.log)
         for state in (mine, theirs):
             if self.codecs != ["uncompressed"] and self.log.config.is_compacted:
-                del state["segments"]  # what is compressed anew by other libraries has other sizes
+                del state["segments"]  # other libraries compress the same records to other sizes
             else:
                 state["segments"] = [
-                    # Of what lies below the log start Kafka does not know which was aborted; nobody reads it. The time
-                    # of an empty one is its file's.
+                    # Of what lies below the log start Kafka does not know which was aborted; no reader needs it. The
+                    # time of an empty one is its file's.
                     [base, *([0, 0] if self.is_below_start(base) else [size, time] if size else [0, -1])]
                     for base, size, time in state["segments"]
                 ]
@@ -455,14 +455,14 @@ class Twins:
             damaged = [one for one in verify(path) if one.status == "damaged"]
             assert not damaged, (damaged, self.told())
         suffixes = [".log", ".txnindex", ".index", ".timeindex"] if self.codecs == ["uncompressed"] else [".txnindex"]
-        if self.is_reopened or self.is_truncated:  # Kafka counts anew from there to the next index entry
+        if self.is_reopened or self.is_truncated:  # Kafka counts the bytes to the next index entry from there
             suffixes = suffixes[:2]
         for suffix in suffixes:
             mine, theirs = (
                 {path.name: path.read_bytes() for path in folder.glob("*" + suffix)}
                 for folder in (self.ours, self.theirs)
             )
-            # Which empty files there are is nobody's business.
+            # The two may differ in their empty files.
             mine, theirs = (
                 {name: content for name, content in one.items() if content and not self.is_below_start(int(name[:20]))}
                 for one in (mine, theirs)

@@ -21,7 +21,7 @@ from kafka.record.legacy_records import LegacyRecordBatchBuilder
 
 import logcore
 from logcore import checkpoint, cleaner
-from logcore.cleaner import OffsetMap, SealedFacts, clean, group, plan
+from logcore.cleaner import LogFacts, OffsetMap, SealedFacts, clean, group, plan
 from logcore.config import LogConfig
 from logcore.fs import OS
 from logcore.inspect.verify import verify
@@ -476,9 +476,10 @@ def facts(base: int, size: int = 100, first: int = 0, largest: int = 0) -> Seale
 
 
 def planned(sealed: Sequence[SealedFacts], active_base: int, **options: Any) -> cleaner.Plan:
-    config = options.pop("config", {})
-    settings: dict[str, Any] = {"log_start": 0, "last_stable_offset": active_base, "checkpoint": None, "now_ms": 10_000}
-    return plan(sealed, active_base, config=LogConfig.parse(config), **{**settings, **options})
+    config = LogConfig.parse(options.pop("config", {}))
+    now_ms = options.pop("now_ms", 10_000)
+    offsets: dict[str, Any] = {"log_start": 0, "last_stable_offset": active_base, "cleaned_to": None, **options}
+    return plan(sealed, LogFacts(active_base=active_base, **offsets), config=config, now_ms=now_ms)
 
 
 def test_what_a_round_would_clean() -> None:
@@ -486,13 +487,13 @@ def test_what_a_round_would_clean() -> None:
     everything = planned(three, 30)
     assert (everything.first_dirty, everything.first_uncleanable, everything.ratio) == (0, 30, 1.0)
     assert everything.is_due
-    half = planned(three, 30, checkpoint=20)
+    half = planned(three, 30, cleaned_to=20)
     assert (half.first_dirty, half.clean_bytes, half.cleanable_bytes, half.is_due) == (20, 200, 100, False)
-    assert planned(three, 30, checkpoint=20, config={"min.cleanable.dirty.ratio": 0.3}).is_due
-    assert planned(three, 30, checkpoint=20, config={"max.compaction.lag.ms": 9_999}).is_due, "it waits too long"
-    assert not planned(three, 30, checkpoint=30).cleanable_bytes
-    assert planned(three, 30, checkpoint=99).first_dirty == 0, "a checkpoint above the log counts as none"
-    assert planned(three, 30, log_start=5, checkpoint=3).first_dirty == 5
+    assert planned(three, 30, cleaned_to=20, config={"min.cleanable.dirty.ratio": 0.3}).is_due
+    assert planned(three, 30, cleaned_to=20, config={"max.compaction.lag.ms": 9_999}).is_due, "it waits too long"
+    assert not planned(three, 30, cleaned_to=30).cleanable_bytes
+    assert planned(three, 30, cleaned_to=99).first_dirty == 0, "a checkpoint above the log counts as none"
+    assert planned(three, 30, log_start=5, cleaned_to=3).first_dirty == 5
     assert planned(three, 30, last_stable_offset=25).first_uncleanable == 20
     young = [facts(0), facts(10, largest=9_500), facts(20)]
     assert planned(young, 30, config={"min.compaction.lag.ms": 1_000}).first_uncleanable == 10

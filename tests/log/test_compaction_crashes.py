@@ -85,7 +85,7 @@ def test_P45_a_crash_leaves_one_generation(names: Any, limit: int) -> None:
 
 
 def test_readers_see_one_generation_whatever_a_crash_left() -> None:
-    """Without recovery: a reader beside nobody, on a disk that a crash in the middle of a swap left."""
+    """Without recovery: a reader and no writer, on a disk that a crash in the middle of a swap left."""
 
     def read(disk: SimulatedDisk) -> Any:
         try:

@@ -277,7 +277,7 @@ def test_a_tick_with_nothing_to_do_says_so_and_writes_nothing() -> None:
 
 
 def test_the_recovery_point_follows_what_is_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that an opening after a crash has a bounded part of the log to check, also where nobody calls tick()."""
+    """Bounds the part of the log that is checked after a crash, also if the caller never calls tick()."""
     monkeypatch.setattr("logcore.partition.writer._RECOVERY_LAG_BYTES", 1_000)
     disk = SimulatedDisk()
     with logcore.open("t-0", create=True, fs=disk) as log:

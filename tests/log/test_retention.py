@@ -429,7 +429,7 @@ def test_tick_compacts_the_dirtiest_log_and_leaves_the_damaged() -> None:
     [
         (0, 0, True),
         (4_999, 400, True),  # others had the processor: not the cleaner's time
-        (5_000, 5, True),  # nobody else wants it
+        (5_000, 5, True),  # no other thread used the processor
         (20_000, 24, True),
         (20_000, 25, False),  # others of this directory wait
         (5_000, 8, False),

@@ -289,7 +289,7 @@ def test_what_each_call_asks_of_the_disk() -> None:
         before = len(disk.operations)
         call()
         assert (at, sorted(done(disk.operations[before:]).split("; "))) == (at, sorted(expected.split("; ")))
-        if ".deleted" not in expected:  # the order of names in a listing is nobody's
+        if ".deleted" not in expected:  # no caller may rely on the order of names in a listing
             assert done(disk.operations[before:]) == expected, at
 
 

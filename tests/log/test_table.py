@@ -69,7 +69,7 @@ def test_records_deleted_before_they_were_seen(tmp_path: Path) -> None:
         log.append(b"2", key=b"b")
         log.append(b"3", key=b"c")
         log.delete_records(2)
-        assert dict(table) == {b"c": b"3"}, "begins anew: what it had not seen is gone"
+        assert dict(table) == {b"c": b"3"}, "built again: records that it had not read were deleted"
 
 
 def test_committed_records_only(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_P59_errors_of_commits(rig: Rig) -> None:
     assert code_of(rig.commit({("orders", 0): 1}, metadata="x" * 4_097)) == codes.OFFSET_METADATA_TOO_LARGE
     assert code_of(rig.commit({("orders", 0): 1}, metadata="x" * 4_096)) == 0
     ids, generation = rig.form(1)
-    assert code_of(rig.commit({("orders", 0): 1})) == codes.UNKNOWN_MEMBER_ID  # only while nobody is in the group
+    assert code_of(rig.commit({("orders", 0): 1})) == codes.UNKNOWN_MEMBER_ID  # only while the group has no member
     assert code_of(rig.commit({("orders", 0): 1}, member_id="x", generation=1)) == codes.UNKNOWN_MEMBER_ID
     wrong = rig.commit({("orders", 0): 1}, member_id=ids[0], generation=generation + 1)
     assert code_of(wrong) == codes.ILLEGAL_GENERATION
@@ -538,7 +538,7 @@ def test_offsets_expire_a_week_after_the_last_member_left(rig: Rig) -> None:
 
 
 def test_what_else_expires(rig: Rig) -> None:
-    """Simple commits by their own time, with a retention asked for by that, topics nobody subscribes to any more."""
+    """Simple commits by their own time, with a retention asked for by that, topics without a subscriber left."""
     rig.commit({("orders", 0): 1}, group="simple")
     rig.commit({("orders", 0): 1}, group="brief", version=2, retention_time_ms=DAY_MS)
     rig.commit({("orders", 0): 1, ("other", 0): 1}, group="mixed")

@@ -1,6 +1,6 @@
 """What our broker answers to raw requests of every API and version, beside what a broker of Kafka's answered.
 
-Its answers are in tests/data/kafka/answers.json.gz; tests/interop/test_interop_conformance.py asks for them anew.
+Its answers are in tests/data/kafka/answers.json.gz; tests/interop/test_interop_conformance.py asks for them again.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def test_a_wait_is_woken_by_the_broker(shared: Kafka, monkeypatch: pytest.Monkey
         assert len(shared.wait_for("orders", number + 1, timeout=DEADLINE_S)) == number + 1
         thread.join()
     waiting = shared.server.call(shared.server.server.broker.state.fetches.waited_for)
-    assert not [key for key in waiting if key[0] == shared.topic("orders")], "nobody waits any more"
+    assert not [key for key in waiting if key[0] == shared.topic("orders")], "no request waits any more"
 
 
 def test_a_wait_in_an_event_loop_lets_it_go_on(shared: Kafka) -> None:

@@ -202,7 +202,7 @@ def test_no_crash_splits_loses_or_hangs_a_transaction_whatever_is_left(version: 
 
 def live_with_a_failure(operation: str, at: int, version: int) -> bool:
     """A life in which one call of the disk fails once; its producer gives up at its first error. Then time passes, and
-    a broker starts anew. False once the life has fewer calls.
+    a broker starts again. False once the life has fewer calls.
     """
     disk = SimulatedDisk()
     promised: list[Any] = []

@@ -162,7 +162,7 @@ async def live_a_day(disk: SimulatedDisk) -> int:
 
 
 async def live_a_week(disk: SimulatedDisk, committed: int) -> None:
-    """Another process on the same disk: nobody comes back, so the session ends, and a week later the offsets expire."""
+    """Another process on the same disk: no member returns, so the session ends, and the offsets expire a week later."""
     async with serve(disk) as server:
         client = await Client.connect(server)
         assert await client.committed() == {0: committed}

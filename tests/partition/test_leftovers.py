@@ -48,7 +48,7 @@ def test_what_is_believed_of_a_clean_directory_is_on_disk_before_it_is_called_cl
     whole = disk.files()[name]
     for state in disk.crash_states():
         if "/.kafka_cleanshutdown" in state.files:
-            assert state.files.get(name, whole) == whole, state.what  # one that is gone is made anew
+            assert state.files.get(name, whole) == whole, state.what  # a deleted one is rebuilt
 
 
 def test_after_a_failed_sync_damaged_and_sealed_files_are_made_anew_too() -> None:
@@ -67,7 +67,7 @@ def test_after_a_failed_sync_damaged_and_sealed_files_are_made_anew_too() -> Non
 
 
 def test_markers_that_a_crash_left_count_over_the_file_that_lacks_them() -> None:
-    """Kafka wrote a transaction into a log of which our note says that there are none."""
+    """Kafka wrote a transaction into a log whose note says that it has none."""
     config = {"index.interval.bytes": 100, "segment.ms": 1 << 60}
     disk = killed([1000] * 6, **config)
     rows = [(b"k", b"aborted")]

@@ -395,7 +395,7 @@ def test_a_hole_in_an_index_is_seen(suffix: str, start: int, stop: int) -> None:
     with logcore.open("t-0", config=config, fs=torn) as log:
         assert [log.offset_for_timestamp(1_000 + at) for at in range(12)] == list(range(12))
         assert [log.get(at).offset for at in range(12)] == list(range(12))
-    assert torn.content(path)[: len(written)] == written, "made anew"
+    assert torn.content(path)[: len(written)] == written, "rebuilt"
 
 
 def test_a_batch_larger_than_what_is_read_at_once_is_walked_over(tmp_path: Path) -> None:

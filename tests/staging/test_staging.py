@@ -522,7 +522,7 @@ def test_links_in_the_staging_directory_are_not_followed(data: Path, tmp_path: P
     os.utime(root / "old", (1, 1), follow_symlinks=False)
     (root / "logcore.garbage").write_bytes(checkpoint.pack_checked({"old": 1}))
     publish(data, "second", version=1)
-    assert not (root / "old").is_symlink(), "the link itself is nobody's"
+    assert not (root / "old").is_symlink(), "the link itself is deleted"
     (root / "third").symlink_to(victim)
     with pytest.raises(CorruptLogError, match="not followed"):
         Staging(OS, str(data)).begin("third")

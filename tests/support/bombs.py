@@ -46,7 +46,7 @@ def bombs(size: int = 1 << 30) -> dict[str, tuple[Codec, bytes]]:
     deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
     mebibyte = deflate.compress(bytes(MIB)) + deflate.flush(zlib.Z_FULL_FLUSH)  # refers to nothing before it
     gzip_head = b"\x1f\x8b\x08" + bytes(7)
-    crc = zlib.crc32(bytes(size)) if size <= 4 * MIB else 0  # nobody gets so far as to look
+    crc = zlib.crc32(bytes(size)) if size <= 4 * MIB else 0  # a larger one is refused before its CRC is checked
     gzip_tail = deflate.flush() + struct.pack("<II", crc, size)
 
     block = bytes(cramjam.snappy.compress_raw(bytes(32768)))

@@ -56,7 +56,7 @@ async def cancelled(make: Callable[[], Awaitable[Any]], at: int, *, late: bool) 
     try:
         return False, await task
     except asyncio.CancelledError:
-        assert cancelling.awaits > at, "nobody else cancels it"
+        assert cancelling.awaits > at, "cancelled by other code than this test"
         return True, None
 
 

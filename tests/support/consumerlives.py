@@ -217,7 +217,7 @@ class Life:
                 self.world.batches.append(records)
 
     def power_cut(self) -> None:
-        """What was on its way is on disk or not; nobody hears of it."""
+        """Records on their way to the disk reached it or did not; no client gets an answer."""
         if self.world.stores and self.chance.random() < 0.5:
             self.world.batches.append(self.world.stores[0].records)
         self.world.restart()

@@ -165,7 +165,7 @@ class Life:
             assert stored.get(partition, -1) >= offset, f"a commit of {partition} is gone: {stored}, {self.committed}"
         for partition, offset in stored.items():
             missing = [one for one in range(offset) if not self.processed[partition, one]]
-            assert not missing, f"committed past records that nobody has processed: {partition}, {missing}"
+            assert not missing, f"committed past records that no member has processed: {partition}, {missing}"
 
     def stored(self) -> dict[int, int]:
         return {

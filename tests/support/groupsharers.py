@@ -4,7 +4,7 @@ A ledger outlives the processes: which records were processed, which commits wer
 
 The invariants, by name; the numbers are those of crashes.md:
 - owned once (C01): at most one member has a partition in one generation.
-- one living owner (C02): nobody else reads a partition whose records a member is handed, in whatever generation, and
+- one living owner (C02): no other member reads a partition whose records a member is handed, in any generation, and
   its node below `owners` names that member. A member that the group has removed does not count.
 - generation (C03): after a power cut no generation is used that a member has heard of.
 - never back (C05, C06): when a commit is acknowledged, no lower offset is stored than was acknowledged by then. It may

@@ -21,7 +21,7 @@ from logcore.format.grouprecords import (
 from support.consumerlives import MOST_CLIENTS, NOTHING, REBALANCE_MS, SESSION_MS, Client, Life
 from support.consumerworld import topic_id
 
-#: What a request of the classic protocol is answered with, when the member is to begin anew without anything.
+#: Errors that answer a request of the classic protocol when the member must join again without partitions.
 LOST = (GroupError.UNKNOWN_MEMBER_ID, GroupError.ILLEGAL_GENERATION)
 LATER = (GroupError.REBALANCE_IN_PROGRESS, GroupError.COORDINATOR_NOT_AVAILABLE)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from support.environments import ROOT, environment
 from support.kafka_jvm import jars
 
-#: The newest pyspark whose Kafka connector there is. It is that of tests/data/kafka/connector.xml.
+#: The newest pyspark with a Kafka connector on Maven Central: the version in tests/data/kafka/connector.xml.
 CONNECTOR = "4.2"
 
 

@@ -5,7 +5,7 @@ Clients are made by ModelCluster.client(); all of them see the same cluster. At 
     lose        the answer is lost (RemoteUnavailableError), before or behind the effect
     wait        the step is not over yet (None)
 
-The cluster keeps Kafka's rules: records of an open transaction are seen by nobody; the next producer of a
+The cluster keeps Kafka's rules: no reader sees records of an open transaction; the next producer of a
 transactional id aborts what is open and fences the one before; offsets in a transaction count with it.
 """
 

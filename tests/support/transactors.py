@@ -231,7 +231,7 @@ class Pipeline:
             assert name in by_name, f"kept: {name!r}"
 
     def _judge_offsets(self, data: LogDir, inputs: Counter[bytes]) -> None:
-        """What the group has committed is what there are results of."""
+        """The group has committed exactly the input that has results."""
         assert all(count == 1 for count in inputs.values()), f"once: {inputs}"
         with data.consumer(**CONSUMING) as consumer:
             for number in range(2):

@@ -1,4 +1,4 @@
-"""The simulated disk is as a disk may be, and the kit on it finds what is wrong and accuses nobody else.
+"""The simulated disk does all that a disk may do; the kit on it finds the faulty code and accuses no other.
 
 The disk is compared with the operating system's under the same calls (what programs see), and with the rules at the top
 of logcore/testing/disk.py (what a crash may leave). The crash explorer over the log is in test_crash_explorer.py.

@@ -190,7 +190,7 @@ def downgrade(group: Group, around: Surroundings) -> list[Effect]:
     group.owed = tuple(fact for fact in stored if fact[0] is not Kind.CLASSIC)
     # No member is further than the targets, so that the generation to come is one that no member knows.
     group.generation = consumers.target_epoch
-    # A member may still use partitions of a topic that nobody wants any more.
+    # A member may still use partitions of a topic that no member subscribes to any more.
     names = _names({*around.topics.names(), *consumers.subscribed()}, around.topics)
     for member_id, member in consumers.members.items():
         group.add(_classic(member_id, member, consumers, names), CONSUMER)
@@ -403,7 +403,7 @@ class _ClassicStep(heartbeats.Step):
         if error is not None:
             return error
         current = self.consumers.current(member_id)
-        # A member that has to give up partitions gets its assignment: it gives up the others and joins again by itself.
+        # A member that has to give up partitions gets its assignment: it gives up the others and joins again unasked.
         if self.consumers.epoch > current.member_epoch and current.state is not MemberState.UNREVOKED:
             self._ask_to_rejoin(member_id)
             return GroupError.REBALANCE_IN_PROGRESS

@@ -1,13 +1,13 @@
-"""Which member of a consumer group (KIP-848) is to have which partition: Kafka's assignors `uniform` and `range`, pure.
+"""The partitions of each member of a consumer group (KIP-848): Kafka's assignors `uniform` and `range`, pure.
 
 Rules:
-- Every partition of a topic that somebody subscribes to gets exactly one member, and that member subscribes to it.
+- Every partition of a subscribed topic gets exactly one member, and that member subscribes to it.
 - `uniform` evens out: no two members differ by more than one partition where moving one could help. It moves no
   partition that need not move.
-- `range` gives each member neighbouring partitions of each topic, whoever had them before.
+- `range` gives each member neighbouring partitions of each topic, whichever member had them before.
 
-Members come in an order of the caller's, which decides where nothing else does. When a member may use what it is to
-have is not decided here, but in heartbeats.py.
+Members come in an order of the caller's, which decides between equals. When a member may use its target is decided
+in heartbeats.py, not here.
 """
 
 from __future__ import annotations

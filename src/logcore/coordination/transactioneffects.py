@@ -154,7 +154,7 @@ class AbortOrphan:
 
 @attrs.frozen(eq=False)
 class TakeProducerId:
-    """For a request, which is asked again once the id is there."""
+    """For a request, which is asked again once there is an id."""
 
     request: Request
     waiter: Waiter

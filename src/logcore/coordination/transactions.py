@@ -187,7 +187,7 @@ class Transactions:
         return effects
 
     def stored(self, effect: Store, now_ms: int, *, failed: bool = False) -> list[Effect]:
-        """The record of a Store is on disk. failed: it may be there or not."""
+        """The record of a Store is on disk. failed: it may be on disk or not."""
         if self.is_over:
             return []
         transaction = effect.transaction

@@ -5,7 +5,7 @@ Rules:
 - A look at `known` takes no lock. Whatever opens or forgets a log is called under the directory's lock.
 - The leader epoch of a partition that is not open is read from its file, once: only its writer may begin another.
 
-This module knows no topic by itself: the directory (logdir.py) says which partitions exist.
+This module knows no topics: the directory (logdir.py) says which partitions exist.
 """
 
 from __future__ import annotations

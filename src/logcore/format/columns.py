@@ -8,7 +8,7 @@ Rules:
 - A size of -1 is a null key or value; a size of 0 is an empty one.
 - Rows stand in log order. Offsets may have gaps (compaction) but in a sound log they rise.
 
-This module decodes no batch by itself (kernels do) and knows no file.
+This module decodes no batch (kernels do) and knows no file.
 """
 
 from __future__ import annotations
@@ -329,7 +329,7 @@ InputColumn = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np
 def input_column(given: Any, what: str) -> InputColumn:
     """A column of bytes in the form the encoder takes: (data, offsets, nulls).
 
-    given: an Arrow array of binary or string type (anything with __arrow_c_array__ when pyarrow is there), or a
+    given: an Arrow array of binary or string type (anything with __arrow_c_array__ if pyarrow is installed), or a
     (data, offsets) pair: bytes or uint8 data, and integer offsets of shape (n + 1,) that start anywhere, never fall and
     end inside data. Raises InvalidRecordError for any other shape.
     """

@@ -143,7 +143,7 @@ def salvage(
 ) -> SalvageReport:
     """Copies every sound batch of a partition directory, or of a log directory with its partitions, to a new directory.
 
-    target: must not be there, or be empty; for a partition it has a partition's name. tick: is told the size of each
+    target: must not exist, or be empty; for a partition it has a partition's name. tick: called with the size of each
     file that was read. Raises LogNotFoundError when the source holds nothing of the kind, InvalidConfigError and
     InvalidNameError for the target, and errors of writing there. What the files of the source hold raises nothing but
     UnsupportedCodecError, where batches of the old formats need a package that is not installed.

@@ -2,7 +2,7 @@
 
 Rules:
 - Nothing is written, locked or repaired; a running writer is not disturbed.
-- A name is judged by itself: twenty digits that no offset can have name no file of a log.
+- A name is judged alone: twenty digits that no offset can have name no file of a log.
 
 This module looks into no file on its own: dump.py shows what is in one, verify.py judges it.
 """

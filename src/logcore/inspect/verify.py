@@ -2,7 +2,7 @@
 
 What the three verdicts mean:
 - damaged: bytes that were written and acknowledged may be lost or wrong, or Kafka would refuse the file.
-- warning: opening the log mends it by itself: a torn tail, an index that misleads (an index is only ever a cache); or
+- warning: opening the log repairs it: a torn tail, an index that misleads (an index is only ever a cache); or
   cannot be known, such as a gap in the offsets of a log that Kafka wrote.
 - ok: as it should be.
 
@@ -136,7 +136,9 @@ def _verify_directory(fs: FS, directory: str, found: list[str]) -> Iterator[Verd
 
 
 def _topics_going(fs: FS, directory: str) -> set[str]:
-    """Topics that are there half: logcore.topics calls a topic deleted until it is whole, and while its files go."""
+    """Topics that exist in part: logcore.topics calls a topic deleted until it is whole, and while its files are
+    removed.
+    """
     content = or_else(None, checkpoint.read, fs, directory, checkpoint.TOPICS)
     rows = checkpoint.unpack_topics(content or b"") or ()
     return {str(row.get("topic")) for row in rows if isinstance(row, dict) and row.get("deleting")}
@@ -175,7 +177,7 @@ def _missing(fs: FS, directory: str) -> dict[tuple[str, int], int]:
 
 
 def _verify_small(fs: FS, path: str, kind: str) -> Verdict:
-    """A verdict on a file that is small and judged by itself: it can be understood, or not."""
+    """A verdict on a small file that is judged alone: it can be understood, or not."""
     size = 0
     try:
         size = fs.file_size(path)
@@ -340,7 +342,7 @@ def _verify_front(directory: str, look: _Look) -> Iterator[Verdict]:
     elif not bases and (
         left := [name for name in look.names if base_offset_of(name, os.path.splitext(name)[1]) is not None]
     ):
-        detail = f"no segment is there, only what went with one: {left[0]}"
+        detail = f"there is no segment, only a file that belonged to one: {left[0]}"
     if detail:
         path = os.path.join(directory, file_name(begin, LOG))
         yield Verdict(path=path, kind="log", status="damaged", detail=detail, offset=begin)
@@ -409,7 +411,7 @@ def _verify_segment(fs: FS, directory: str, base: int, look: _Look) -> Iterator[
 
 
 def _verify_seal(fs: FS, path: str, base: int, log_start: int) -> Verdict:
-    """Whether the segment is what was sealed, and the next one is there. What changes meanwhile is not judged."""
+    """Whether the segment is what was sealed, and the next one exists. A change meanwhile is not judged."""
     verdict = Verdict(path=path, kind=SEAL[1:], status="ok")
     directory = os.path.dirname(path)
     try:
@@ -697,7 +699,9 @@ class _IndexCheck(_EntriesCheck):
 
 
 class _TimeCheck(_EntriesCheck):
-    """.timeindex: entries rise, no older record is younger than one says, a sealed one ends with the largest time."""
+    """.timeindex: entries rise, no record before an entry is newer than it says, a sealed one ends with the largest
+    time.
+    """
 
     kind = "timeindex"
     dtype = TIME_ENTRY
@@ -713,7 +717,7 @@ class _TimeCheck(_EntriesCheck):
 
     def add(self, facts: layout.Facts) -> None:
         if not self.reason and len(self.entries):
-            # A search for an entry's time starts at its offset, so what lies wholly before must not be younger.
+            # A search for an entry's time starts at its offset, so no batch wholly before it may be newer.
             largest = np.maximum(np.maximum.accumulate(facts["max_timestamp"]), self.largest)
             last = facts["last_offset"]
             first, stop = np.searchsorted(self.offsets, [int(self.end), int(last[-1]) + 1]).tolist()

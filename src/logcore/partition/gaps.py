@@ -202,7 +202,7 @@ class Gaps:
             position = segment.find(start)
         is_last = following is None or following.base_offset >= end
         for facts, behind, why in segment.walk(position, crc=crc):
-            # Batches at or above end are looked at only to see that the first of them continues the others.
+            # Of batches at or above end only the order of the first is checked: it has to continue the others.
             reaches_end = facts["last_offset"] >= end
             above = facts[:0]
             if is_last and reaches_end.any():

@@ -17,6 +17,8 @@ import threading
 from collections.abc import Callable, Generator
 from typing import Final
 
+import attrs
+
 from logcore.errors import DurabilityUnknownError, LogFailedError, StorageWriteError
 from logcore.fs import FS
 
@@ -27,6 +29,22 @@ from logcore.fs import FS
 _IDLE_LOOKS: Final = 6
 
 
+@attrs.frozen(kw_only=True)
+class Hooks:
+    """The functions of a log that its GroupCommit calls.
+
+    written(): (bytes, log end) written so far. sync(): syncs all of it. moved(end): called with each new durable end.
+    failed(cause): called once, when the log is poisoned. publish(end): for a log that other processes write too, called
+    before the durable end moves; False when one of them has cut the log meanwhile, so that the end is no longer valid.
+    """
+
+    written: Callable[[], tuple[int, int]]
+    sync: Callable[[], None]
+    moved: Callable[[int], None]
+    failed: Callable[[BaseException], None]
+    publish: Callable[[int], bool] | None = None
+
+
 class GroupCommit:
     """The durable end of one log, and who waits for it to move.
 
@@ -34,23 +52,7 @@ class GroupCommit:
     written(). syncs: how many syncs succeeded. failure: why the log is poisoned, else None.
     """
 
-    def __init__(
-        self,
-        fs: FS,
-        path: str,
-        *,
-        durable_end: int,
-        written: Callable[[], tuple[int, int]],
-        sync: Callable[[], None],
-        moved: Callable[[int], None],
-        failed: Callable[[BaseException], None],
-        publish: Callable[[int], bool] | None = None,
-    ) -> None:
-        """written(): (bytes, log end) written so far. sync(): syncs all of it. moved(end): called with each new durable
-        end. failed(cause): called once, when the log is poisoned. publish(end): for a log that other processes write
-        too, called before the durable end moves; False when one of them has cut the log meanwhile, so that the end is
-        no longer valid.
-        """
+    def __init__(self, fs: FS, path: str, hooks: Hooks, *, durable_end: int) -> None:
         # Moved up under the mutex by the thread that leads a sync, and set back by one that keeps syncs away. Read
         # without it: an old value costs its reader a call of wait() that returns at once.
         self.durable_end = durable_end
@@ -60,11 +62,11 @@ class GroupCommit:
         self._refusal = LogFailedError("a write or sync failed", path=path)  # made now: later there may be no memory
         self._fs = fs
         self._path = path
-        self._written = written
-        self._sync = sync
-        self._moved = moved
-        self._failed = failed
-        self._publish = publish
+        self._written = hooks.written
+        self._sync = hooks.sync
+        self._moved = hooks.moved
+        self._failed = hooks.failed
+        self._publish = hooks.publish
         # The lock itself is entered in C, the condition around it in Python: 0.4 us of an append to disk.
         self._mutex = threading.Lock()
         self._changed = threading.Condition(self._mutex)
@@ -112,7 +114,7 @@ class GroupCommit:
             self._release(me)
 
     def advance(self, end: int, written_bytes: int) -> None:
-        """Notes that all below end is on disk; for the caller that holds syncs away and has synced by itself."""
+        """Notes that all below end is on disk; for a caller that keeps syncs away and has synced the file."""
         self._note(end, written_bytes)
 
     def learn(self, end: int) -> None:

@@ -133,7 +133,7 @@ def noted_offset(fs: FS, path: str, name: str) -> int:
 
 class NotedOffsets:
     """What offset checkpoints of the log directory say of one partition, for a reader that asks again and again: a file
-    is read when it was replaced since. Replacing one changes the time of the directory, which is looked at first.
+    is read when it was replaced since. Replacing one changes the time of the directory, which is checked first.
     """
 
     def __init__(self, fs: FS, path: str) -> None:

@@ -1,4 +1,5 @@
-"""From a directory to a log that may be written: finds the files, mends what a crash left, and says what there is.
+"""From a directory to a log that may be written: finds the files, repairs what a crash left, and reports what the log
+holds.
 
 Rules:
 - Nothing is served that is not on disk, and nothing is cut that was on disk; recovery.py decides which is which.

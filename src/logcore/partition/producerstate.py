@@ -60,7 +60,7 @@ class ProducerState:
         self._fs = fs
         self._path = path
         self._extent = extent
-        self._known: Producers | None = None  # None until somebody asks, and after forget()
+        self._known: Producers | None = None  # None until the first known(), and after forget()
         self._storing_from: int | None = None  # the log end where an append under way began
 
     def forget(self) -> None:

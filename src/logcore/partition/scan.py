@@ -2,7 +2,7 @@
 
 Rules:
 - A Stretch is fixed when it is made: its segments and its end do not move, so every reading ends.
-- Runs of plain batches are decoded together, each other batch by itself. The CRC of every batch is checked.
+- Runs of plain batches are decoded together, each other batch alone. The CRC of every batch is checked.
 - All that lies in the stretch is delivered or an error is raised; a part that cannot be read never ends it quietly.
 - Control batches are steps in the offsets, never records.
 
@@ -275,7 +275,7 @@ class Stretch:
             yield item
 
     def _runs(self, run_bytes: int, run_rows: int) -> Iterator[Run | RecordBatch]:
-        """All of the stretch in order: runs of plain batches, and each other batch by itself.
+        """All of the stretch in order: runs of plain batches, and each other batch alone.
 
         A run ends before the batch that reaches the end, so only lone batches hold records to leave out there; the
         first item may begin before the start. The first run is one batch, because many readings want one record. With
@@ -341,7 +341,7 @@ class Stretch:
                         stop, rows, following = kernel.plan_run(
                             data, at, limit, run_rows, most, min(end, next_base), expected, dense
                         )
-                    # A batch of very many records is no run: it is decoded in slices, by itself. Nor is a first batch
+                    # A batch of very many records is no run: it is decoded alone, in slices. Nor is a first batch
                     # that begins above the start: only its neighbours tell whether that is a gap or damage.
                     is_run = stop > at and rows <= run_rows
                     if is_run and (expected >= 0 or not self._begins_late(data, at)):

@@ -94,7 +94,7 @@ def read(fs: FS, directory: str, base_offset: int) -> Seal | None:
 
 
 def write(fs: FS, path: str, seal: Seal) -> None:
-    """Puts a seal in the place of one that may be there: as a new file, because forks share the old one."""
+    """Replaces the seal at a path, if there is one: by a new file, because forks share the old one."""
     with contextlib.suppress(DiskFullError, ResourceError, StorageWriteError):
         with contextlib.suppress(FileNotFoundError):
             fs.unlink(path)

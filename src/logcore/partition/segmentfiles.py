@@ -158,7 +158,7 @@ class SegmentFiles:
         if LOG not in suffixes:
             raise CompactionAbandonedError("the new segment was removed by another program", path=new.path)
         paths = [os.path.join(self._path, file_name(new.base_offset, suffix)) for suffix in suffixes]
-        # A crash in here leaves some of these names. Opening discards them, unless all of them are there.
+        # A crash in here leaves some of these names. Opening discards them, unless all of them exist.
         try:
             for path in paths:
                 fs.rename(path + CLEANED, path + SWAP)

@@ -1,6 +1,6 @@
 """The lock of a log that several processes write: for the threads of this one, and a turn among the processes.
 
-Whoever enters it has the turn, and finds what this process knows of the partition brought up to date:
+The thread that enters it has the turn, and what this process knows of the partition is up to date then:
 
     the note says             this process
     the same                  goes on
@@ -211,7 +211,7 @@ class SharedLock:
         return synced
 
     def settle(self) -> None:
-        """Ends the turn as far as others can tell: leaves the note of what is there now. Under the lock."""
+        """Ends the turn for the other processes: leaves the note of the present state. Under the lock."""
         writer = self._writer
         assert writer is not None, "attach() was not called"
         # An error half way: the note stays "busy", and the next holder recovers.

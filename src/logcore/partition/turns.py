@@ -82,7 +82,7 @@ class Synced:
         return Synced(min(self.durable_end, offset), self.cuts + 1, latest, self.has_failed)
 
     def lowest_cut_since(self, cuts: int, log_start: int) -> int | None:
-        """The lowest offset at which the log was cut since there were so many cuts; None where it was not."""
+        """The lowest offset at which the log was truncated after that many truncations; None if it was not."""
         missed = self.cuts - cuts
         if missed == 0:
             return None

@@ -53,7 +53,7 @@ from logcore.names import LOG, file_name
 from logcore.notices import ERROR, tell
 from logcore.partition import epochs, gaps, recovery, seals, transactions
 from logcore.partition.gaps import Gaps
-from logcore.partition.groupcommit import GroupCommit
+from logcore.partition.groupcommit import GroupCommit, Hooks
 from logcore.partition.noted import noted_gaps
 from logcore.partition.opening import Opened, Place
 from logcore.partition.producerstate import ProducerState
@@ -148,16 +148,14 @@ class Writer(Appender):
         publish = None
         if sharing is not None:
             publish = sharing.publish
-        self.commit = GroupCommit(
-            fs,
-            path,
-            durable_end=opened.end,
+        hooks = Hooks(
             written=lambda: (self.written_bytes, self.state.end),
             sync=lambda: fs.fdatasync(self.active.handle),
             moved=self._moved_durable_end,
             failed=self._note_failure,
             publish=publish,
         )
+        self.commit = GroupCommit(fs, path, hooks, durable_end=opened.end)
 
     def _hold(self, opened: Opened) -> None:
         """Takes over the partition as opening has left it; all but what readers may see."""
@@ -575,7 +573,7 @@ class Writer(Appender):
             state.show(state.end)
             return
         kind = self.durability.kind
-        # Whoever waits for the append leads a sync or shares one; readers see nothing of it before.
+        # The caller that waits for the append leads a sync or shares one; readers see nothing of it before.
         if kind == "group":
             return
         # An append that asked for "os" leaves the sync to the next one.

@@ -106,7 +106,7 @@ class _Answer:
 class TransactionCoordinator:
     """All transactions of one directory. Made by the first producer with a transactional id, or the first tick().
 
-    deciding: keeps other processes from deciding meanwhile; may raise LogLockedError. ended: told of each marker in
+    deciding: keeps other processes from deciding meanwhile; may raise LogLockedError. ended: called for each marker in
     `__consumer_offsets`, by its producer id and whether it commits. All methods may be called from several threads.
     """
 

@@ -479,7 +479,7 @@ class Producer(ProducerFields):
         accumulator.waiting.append(ticket)
         began_ms = self._fs.monotonic_ms()
         try:
-            work.news.notify()  # with somebody waiting, open batches are ready too
+            work.news.notify()  # while a thread waits, open batches are ready too
             while accumulator.waiting[0] is not ticket or accumulator.used_bytes + held_bytes > most:
                 if not self._settings.threaded and self._round_unlocked():
                     continue

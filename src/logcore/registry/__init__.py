@@ -1,4 +1,4 @@
-"""A small tree of named values that several processes share: who is there, who owns what, who leads.
+"""A small tree of named values that several processes share: who lives, who owns what, who leads.
 
     from logcore.registry import open_registry
 

@@ -32,7 +32,7 @@ from logcore.errors import CorruptRegistryError, UnsupportedRegistryError
 from logcore.kernels.checksum import crc32c
 
 SUFFIX: Final = ".node"
-#: Of a file that will be renamed. It is garbage to whoever holds the lock of its domain.
+#: Of a file that will be renamed. For the holder of its domain's lock it is garbage.
 UNFINISHED: Final = ".tmp"
 PAGE_BYTES: Final = 4096
 

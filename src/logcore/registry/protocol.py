@@ -10,7 +10,7 @@ Rules:
 - A path is `/` and names. A name is text without `/` and NUL, at most 32,000 bytes in UTF-8. A value is bytes, at most
   1 MiB less 1 KiB: ZooKeeper's limits.
 - Missing parents are made with the node. They are persistent and empty.
-- An ephemeral node belongs to the session that created it, has no children, and is there as long as the session is.
+- An ephemeral node belongs to the session that created it, has no children, and exists as long as the session lives.
 - Versions count from 0 in each life of a node. Each change adds one.
 - The writer of a change sees it at once. Others never see a part of it.
 - A session that was declared over (expired) writes nothing more: each attempt raises SessionExpiredError.

@@ -104,7 +104,7 @@ class FileWatch:
         return happened
 
     def _arm(self) -> bool:
-        """Watches what is there now; whether that is anything else than before."""
+        """Watches the directories that exist now; returns whether they are others than before."""
         places: dict[str, tuple[int, int]] = {}
         for wanted in (*self._directories, self._sessions):
             directory = wanted

@@ -62,9 +62,9 @@ from logcore.shipping.quarantine import Quarantine
 from logcore.shipping.remote import Batch, Outcome, Partition, Progress, Sender, TargetCluster
 from logcore.shipping.values import QUARANTINE, ForwardMetrics, ForwardOptions, ForwardSettings, State
 
-#: How often topics and partitions that are new are looked for.
+#: How often to look for new topics and partitions.
 _LOOK_MS: Final = 1_000
-#: How often the progress is noted here while the cluster keeps it, and committed for the local group.
+#: How often the progress is written to the registry while the cluster keeps it, and committed for the local group.
 _NOTE_MS: Final = 1_000
 #: How often all progress is committed again: clusters forget groups that commit nothing for a week.
 _REFRESH_MS: Final = 3_600_000
@@ -72,7 +72,7 @@ _REFRESH_MS: Final = 3_600_000
 _SLOW_MS: Final = 2_000
 _FIRST_BACKOFF_MS: Final = 100
 _MOST_BACKOFF_MS: Final = 10_000
-#: A transaction that was open for longer is aborted by the cluster, which says the same then as for a takeover.
+#: The cluster aborts a transaction that was open for longer. Its error is the same as after a takeover.
 _TRANSACTION_TIMEOUT_MS: Final = 60_000
 #: In memory, beside key, value and headers.
 _RECORD_BYTES: Final = 64
@@ -114,7 +114,10 @@ class Forwarder:
         self._fs = fs
         self.group_id = f"logcore-forward-{logdir.cluster_id}"
         self.transactional_id = f"{self.group_id}-{self._settings.name}"
-        self._keeper: Keeper = "directory" if self._settings.at_least_once else "cluster"
+        # With transactions the cluster keeps the progress, in the transaction of the records themselves.
+        self._keeper: Keeper = "cluster"
+        if self._settings.at_least_once:
+            self._keeper = "directory"
         can_write = not logdir.is_read_only
         if self._settings.hold is None:
             self._holds = can_write and not logdir.has_coordinator
@@ -125,21 +128,21 @@ class Forwarder:
                 "hold=True and on_error='quarantine' write to the directory, which was opened with read_only=True"
             )
         self._quarantine = Quarantine(logdir, f"forward-{self._settings.name}")
-        self._consumer: Any = None  # of the local group
+        self._consumer: Any = None  # of the local group; made by the first _hold()
         self._lanes: dict[Partition, Lane] = {}  # by target
-        self._sender: Sender | None = None
+        self._sender: Sender | None = None  # None until connected, and after an error
         self._under: _Under | None = None
         self._counts = _Counts()
         self._state: State = "connecting"
         self._reason = ""
-        self._attempts = 0
+        self._attempts = 0  # failed ones in a row
         self._retry_ms = 0  # when to connect again
-        self._look_ms = 0
+        self._look_ms = 0  # when _look() is due, and likewise below
         self._note_ms = 0
         self._refresh_ms = fs.monotonic_ms() + _REFRESH_MS
-        self._noted: dict[Partition, Progress] = {}
+        self._noted: dict[Partition, Progress] = {}  # of delivered records, to be written by _note()
         self._cluster_id = ""
-        self._turn = 0
+        self._turn = 0  # the lane that the next batch begins with
         self._closed = False
         self._notes = Notes(fs, logdir.path, self._settings.name)
         try:
@@ -165,7 +168,7 @@ class Forwarder:
         return f"<Forwarder {self._settings.name} of {self._logdir.path}, {state}, {len(self._lanes)} partitions>"
 
     def close(self) -> None:
-        """Gives up what is under way, notes how far it came, and ends. Closing twice is fine."""
+        """Gives up the batch under way, writes its progress, and ends. Closing twice is fine."""
         if self._closed:
             return
         self._closed = True
@@ -180,7 +183,7 @@ class Forwarder:
     # -- work ----------------------------------------------------------------------------------------------------
 
     def run(self, *, until_end: bool = False, after_step: Callable[[], None] | None = None) -> None:
-        """Ships until an exception ends it, such as KeyboardInterrupt; until_end: until all that is there now is
+        """Ships until an exception ends it, such as KeyboardInterrupt; until_end: until all present records are
         shipped.
 
         after_step: called after each step. Raises ProducerFencedError when another forwarder of this name has begun,
@@ -224,7 +227,8 @@ class Forwarder:
                 raise self._fenced() from error
             self._lose(error)
         except BaseException:
-            # A batch may be half sent, also after Ctrl-C. Nothing of it is to count as if it were whole.
+            # A batch may be half sent, also after Ctrl-C. Dropping the sender aborts it, or forgets its outcome: the
+            # next one begins at what was delivered.
             self._drop_sender()
             raise
         return 0
@@ -239,6 +243,7 @@ class Forwarder:
             self._look_ms = now_ms + _LOOK_MS
         if self._sender is None:
             self._sender = self._connected()
+        # One batch at a time: the next is read when this one has its outcome.
         if self._under is None:
             self._under = self._read()
             if self._under is None:
@@ -267,7 +272,7 @@ class Forwarder:
         self._cluster.pause(timeout_s)
 
     def _lose(self, error: LogcoreError) -> None:
-        """Connects again, later: whether the batch under way counts is then found out."""
+        """Connects again later, and finds out then whether the batch under way counts."""
         self._drop_sender()
         self._attempts += 1
         self._counts.retries += 1
@@ -280,7 +285,7 @@ class Forwarder:
         self._retry_ms = self._fs.monotonic_ms() + wait_ms
 
     def _drop_sender(self) -> None:
-        """The next sender begins at what is delivered then."""
+        """Closes the sender. The next one begins at what is delivered by then."""
         if self._sender is not None:
             self._sender.close()
             self._sender = None
@@ -310,7 +315,9 @@ class Forwarder:
             names = [name for name in self._logdir.topics() if not name.startswith("__")]
             names = [name for name in names if not name.endswith(QUARANTINE)]
         rename = self._settings.rename
-        return {name: name if rename is None else rename(name) for name in names}
+        if rename is None:
+            return {name: name for name in names}
+        return {name: rename(name) for name in names}
 
     def _check_names(self) -> None:
         """Raises TopicNotFoundError, and InvalidConfigError where two topics would become one."""
@@ -343,9 +350,9 @@ class Forwarder:
         except RemoteTopicError as error:
             if not self._lanes:
                 raise
-            failure = error  # of what is new: the others go on
+            failure = error  # of the new partitions: the others go on
         if self._sender is not None:
-            # Their progress is read with that of all others, when the next sender begins.
+            # The progress of the new partitions is read with that of all others, when the next sender begins.
             self._drop_sender()
         for source in new:
             target = (wanted[source[0]], source[1])
@@ -373,13 +380,11 @@ class Forwarder:
     # -- where to begin ------------------------------------------------------------------------------------------
 
     def _connected(self) -> Sender:
-        """A new sender, and every lane at what is delivered. With transactions, first the sender and then the question:
-        the sender ends what was open, so that nothing moves behind the answer.
+        """A new sender, and every lane at what is delivered. With transactions the sender is made first, and asked for
+        the progress then: making it ends an open transaction, so that the answer does not change any more.
         """
         if not self._attempts:
             self._state = "connecting"
-        else:
-            self._state = self._state
         note = self._read_note()
         if self._keeper == "directory":
             sender = self._cluster.plain_sender()
@@ -427,10 +432,14 @@ class Forwarder:
         except LogcoreError as error:  # another log, damaged, or deleted: the others go on
             self._stop(lane, error)
             return
+        # A cluster forgets the progress of a group after a week. This forwarder knows what it has delivered itself.
         before = committed
         if lane.is_placed and committed is None:
             before = lane.delivered
-        begin = self._decided(lane, log, before, None if noted is None else noted.offset)
+        noted_offset = None
+        if noted is not None:
+            noted_offset = noted.offset
+        begin = self._decided(lane, log, before, noted_offset)
         if begin is None:
             return
         lane.place(committed, begin)
@@ -443,8 +452,10 @@ class Forwarder:
         offset = witnessed_offset(progress.witness)
         if offset is None or not log.log_start_offset <= offset < log.high_watermark:
             return
-        found = log.get(offset)
-        check_witness(progress.witness, found if found.offset == offset else None, is_compacted=log.config.is_compacted)
+        found: Record | None = log.get(offset)
+        if found is not None and found.offset != offset:
+            found = None  # compaction has removed it
+        check_witness(progress.witness, found, is_compacted=log.config.is_compacted)
 
     def _decided(self, lane: Lane, log: Log, committed: int | None, noted: int | None) -> Begin | None:
         """The place to go on from, None if the partition was stopped."""
@@ -489,6 +500,7 @@ class Forwarder:
             if reading.is_full or self._fs.monotonic_ms() - began_ms >= self._settings.max_ms:
                 break
         self._turn += 1
+        # Progress without records: of offsets that were left out, and of all lanes from time to time.
         is_due = began_ms >= self._refresh_ms
         owing = [lane for lane in lanes if lane.owes or (is_due and lane.delivered)]
         progress = {lane.target: Progress(lane.delivered, lane.witness) for lane in owing} | reading.progress
@@ -501,6 +513,7 @@ class Forwarder:
 
     def _read_lane(self, lane: Lane, reading: _Reading) -> None:
         log = self._log(lane)
+        # Retention has deleted records before they were shipped, or the log was truncated or made again.
         if not log.log_start_offset <= lane.position <= log.high_watermark:
             begin = self._decided(lane, log, lane.delivered, None)
             if begin is None:
@@ -523,6 +536,7 @@ class Forwarder:
     # -- settling ------------------------------------------------------------------------------------------------
 
     def _settle(self, outcome: Outcome) -> int:
+        """Takes in the outcome of the batch under way; returns how many records are delivered."""
         under = self._under
         assert under is not None
         batch = under.batch
@@ -531,10 +545,11 @@ class Forwarder:
         for target, records in batch.records.items():
             done = outcome.delivered.get(target, self._lanes[target].delivered)
             left = [record for record in records if record.offset >= done]
-            delivered += len(records) - len(left)
+            count = len(records) - len(left)  # delivered ones, which come first
+            delivered += count
             undelivered[target] = left
-            if len(left) < len(records):
-                self._lanes[target].witness = witness_of(records[len(records) - len(left) - 1])
+            if count:
+                self._lanes[target].witness = witness_of(records[count - 1])
         for target, next_offset in outcome.delivered.items():
             self._lanes[target].deliver(next_offset)
             self._noted[target] = Progress(next_offset, self._lanes[target].witness)
@@ -580,7 +595,7 @@ class Forwarder:
         lane.owes = True
 
     def _note(self, *, is_due: bool = False, is_last: bool = False) -> None:
-        """How far it came, for the next forwarder and for local retention."""
+        """Writes the progress, for the next forwarder and for local retention."""
         now_ms = self._fs.monotonic_ms()
         if not is_due and not is_last and now_ms < self._note_ms:
             return
@@ -599,7 +614,7 @@ class Forwarder:
             self._hold()
 
     def _hold(self) -> None:
-        """Local retention may delete what is delivered."""
+        """Commits the progress of the local group, so that retention may delete delivered records."""
         if not self._holds:
             return
         if self._consumer is None:
@@ -628,6 +643,12 @@ class Forwarder:
                     oldest_ms = first_ms
                 else:
                     oldest_ms = min(oldest_ms, first_ms)
+        lag_age_ms = 0
+        if oldest_ms is not None:
+            lag_age_ms = max(0, self._fs.now_ms() - oldest_ms)
+        buffered_bytes = 0
+        if self._under is not None:
+            buffered_bytes = self._under.size_bytes
         counts = self._counts
         return ForwardMetrics(
             state=self._state,
@@ -637,10 +658,10 @@ class Forwarder:
             retry_count=counts.retries,
             quarantined_count=counts.quarantined,
             skipped_offsets=counts.skipped,
-            buffered_bytes=0 if self._under is None else self._under.size_bytes,
+            buffered_bytes=buffered_bytes,
             lag_records=lag_records,
             lag_bytes=lag_bytes,
-            lag_age_ms=0 if oldest_ms is None else max(0, self._fs.now_ms() - oldest_ms),
+            lag_age_ms=lag_age_ms,
             failures={lane.source: str(lane.failure) for lane in self._lanes.values() if lane.failure is not None},
             reason=self._reason,
         )
@@ -678,7 +699,7 @@ class _Reading:
             self.records[lane.target] = taken
             self.progress[lane.target] = Progress(position, witness_of(taken[-1]))
         elif self.is_full:
-            position = lane.position
+            position = lane.position  # nothing was read: the next batch begins there
         return position
 
 
@@ -690,7 +711,7 @@ def _size(record: Record) -> int:
 
 
 def _bytes_behind(log: LogReader, offset: int) -> int:
-    """Of the files of a log, those that hold offset and what comes behind it."""
+    """Bytes in the files of a log from the batch that holds offset on."""
     segments = segments_between(log, offset, log.high_watermark)
     total = sum(segment.size_bytes for segment in segments)
     if segments:

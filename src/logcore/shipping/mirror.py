@@ -162,7 +162,7 @@ class Mirror:
     # -- work ----------------------------------------------------------------------------------------------------
 
     def run(self, *, until_end: bool = False, after_step: Callable[[], None] | None = None) -> None:
-        """Mirrors until an exception ends it, such as KeyboardInterrupt; until_end: until all that is there now is
+        """Mirrors until an exception ends it, such as KeyboardInterrupt; until_end: until all present records are
         mirrored.
 
         after_step: called after each step. Raises the error of a partition when no other partition can go on; with
@@ -415,7 +415,7 @@ class Mirror:
         try:
             own = log.get(offset)
         except OffsetOutOfRangeError:
-            return True  # nothing of ours is there
+            return True  # it has no records of ours
         deadline_ms = self._fs.monotonic_ms() + round(_ONE_RECORD_S * 1000)
         while self._fs.monotonic_ms() < deadline_ms:
             fetched = self._cluster.fetch({lane.source: own.offset}, 0.1)
@@ -446,7 +446,7 @@ class Mirror:
         log = self._logdir.partition(*lane.target)
         try:
             self._append(log, records, lane.span.log_start)
-        except OffsetOutOfRangeError as error:  # leader epochs fell, or somebody else wrote
+        except OffsetOutOfRangeError as error:  # leader epochs fell, or another program wrote
             self._diverge(lane, mirroring.diverged("what comes does not continue the local log", "", error))
             return 0
         except _REFUSING as error:

@@ -1,7 +1,7 @@
 """A remote cluster as shipping sees it: what is asked of a client of Kafka, and the values that pass between them.
 
 Rules:
-- One call is one step that a crash or a lost answer may cut off. Whoever calls never needs to know how far it came.
+- One call is one step that a crash or a lost answer may cut off. The caller never needs to know how far it came.
 - A call that waits takes how long, and returns when the time is up. `None` from wait() means: not over yet.
 - A cluster that does not answer raises RemoteUnavailableError. The same call, or a new connection, may work later.
 

@@ -133,7 +133,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
     files: what is there at first, durably: path -> content, None for an empty directory. Paths that are not absolute
     begin at the root. seed: of random_bytes and of the garbage in crash states. faults: see FaultPlan; may be set and
     removed at any time. capacity_bytes: what all files may hold together. names: "posix", where each change of a name
-    may be lost by itself, or "journal", as on ext4, where they are kept in order, any fsync keeps all before it, and a
+    may be lost alone, or "journal", as on ext4, where they are kept in order, any fsync keeps all before it, and a
     rename not without the data written before it. operations: all that changed something or synced, in order.
     """
 

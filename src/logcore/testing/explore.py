@@ -1,6 +1,6 @@
 """Runs a program on a simulated disk, cuts the power at every moment, and asks each disk that may be left.
 
-    def run(disk, promise): ...      # the program; promise(x) when it has told somebody that x is done
+    def run(disk, promise): ...      # the program; promise(x) when it has reported that x is done
     def recover(disk): ...           # what it does when it starts again; returns what it finds
     def judge(promised, found): ...  # asserts that this is right
 
@@ -305,7 +305,7 @@ def explore(
 ) -> Report:
     """Tests a program against crashes at every moment of run(); raises CrashTestError for the first wrong disk.
 
-    run(disk, promise): works on the disk, and calls promise(value) as soon as somebody may rely on something.
+    run(disk, promise): works on the disk, and calls promise(value) as soon as a user may rely on something.
     recover(disk): starts again on what a crash left, and returns what it finds; called once for each disk, so what it
     finds must come from the disk alone. judge(promised, found): asserts that what had been promised by then is in what
     was found, and nothing that must not be. files: what is on the disk at first. limit: disks explored for one moment,

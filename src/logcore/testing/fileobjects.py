@@ -208,7 +208,7 @@ class TextFile(io.TextIOWrapper):
 
 
 def _let_go(file: Any, base: Any) -> None:
-    """Flushes a file that was not closed, where there is still somebody to do it."""
+    """Flushes a file that was not closed, if its disk still exists."""
     raw = getattr(getattr(file, "buffer", file), "raw", None)
     if raw is not None and not raw.closed and not raw.is_gone:
         base.__del__()

@@ -179,7 +179,7 @@ class LogStateMachine(RuleBasedStateMachine):
         self._take(state.kind)
 
     def _take(self, kind: Any) -> None:
-        """The log was opened after a crash or a fault of that kind: judges what is there, and goes on from it."""
+        """The log was opened after a crash or a fault of that kind: judges its content, and goes on from it."""
         found = FoundLog.of(self.log)
         assert found.end == self.log.log_end_offset
         self.history.judge(found, kind)
@@ -529,7 +529,7 @@ class LogStateMachine(RuleBasedStateMachine):
         self._heal()
 
     def _heal(self) -> None:
-        """Reopens the log if the fault left it closed or poisoned; either way what is there is judged."""
+        """Reopens the log if the fault left it closed or poisoned; either way its content is judged."""
         try:
             self.log.flush()
             self.history.take_end(self.log.log_end_offset)

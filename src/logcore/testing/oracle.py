@@ -5,7 +5,7 @@ crash is among what the promises allow (reliability promises 1 to 4):
 - a prefix of what was appended: no hole, no other order, no changed byte;
 - with all that was acknowledged at the level that the crash spares;
 - not above what was asked for: nothing truncated or deleted comes back once that call has returned;
-- where the log is compacted, without records that a later one of their key supersedes, while that later one is there;
+- where the log is compacted, without records that a later one of their key supersedes, while that later one exists;
 - the same transactions open, committed and aborted as their markers say.
 
 `recover_log` opens a log as its owner would, and checks what needs no history: it opens, can be appended to, opening
@@ -179,7 +179,7 @@ class LogHistory:
         self._note_gone(found)
 
     def settle(self, found: FoundLog) -> None:
-        """A call failed, which may have been half done: judges what is there now, and goes on from it."""
+        """A call failed, and may have been half done: judges the present state, and goes on from it."""
         self.judge(found, "kill")
         self._note_gone(found)
         self.start_low = self.start_high = found.start
@@ -192,7 +192,7 @@ class LogHistory:
         self._cut(end)
 
     def take(self, found: FoundLog) -> None:
-        """A crash happened, and this is what is there now, on disk."""
+        """A crash happened, and this is the present state, on disk."""
         self._cut(found.end)
         self._note_gone(found)
         self.start_low = self.start_high = found.start
@@ -345,7 +345,7 @@ def recover_log(
         end = log.log_end_offset
         found = FoundLog.of(log, None if shown is None else len(shown))
         records = found.records
-        assert found.end == end, "what is there after opening is not shown"
+        assert found.end == end, "records that exist after opening are not shown"
         report = log.recovery_report
         assert report is not None
         if report.cut_position is not None:

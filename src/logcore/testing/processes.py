@@ -434,7 +434,7 @@ class Machine:
             return first
         others = [process for process in ready if process is not but]
         if not others:
-            # It waits, and whoever could end its waiting stands still.
+            # It waits, and the process that could end its waiting is stopped.
             self.disk.advance(10)
             self.steps += 1
             return ready[0]

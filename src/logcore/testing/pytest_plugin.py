@@ -1,4 +1,4 @@
-"""Fixtures for tests of what stands on a log: pytest finds them by itself once the package is installed.
+"""Fixtures for tests of programs that use a log: pytest discovers them once the package is installed.
 
     def test_my_service(logcore_dir):        # a directory of topics on the real disk, closed when the test ends
     def test_my_crashes(simulated_disk):     # a disk in memory: give it as fs=, and see disk.after_crash()

@@ -1,7 +1,7 @@
 """Fetch: stored batches to clients.
 
 Rules (wire protocol section 5):
-- Each partition of a request succeeds or fails by itself.
+- Each partition of a request succeeds or fails alone.
 - Batches leave as they are stored, as views.
 - A request that has nothing to say yet waits for an append or its time, whichever is first.
 """

@@ -42,7 +42,7 @@ _CLUSTER_OPERATIONS: Final = sum(1 << code for code in (5, 7, 8, 9, 10, 11, 12))
 
 
 def metadata(request: MetadataRequest, call: Call, state: State) -> MetadataResponse | Answer:
-    """Brokers and topics. Topics that are asked for by name and not there are made first, if that is allowed."""
+    """Brokers and topics. Missing topics that the request names are created first, if that is allowed."""
     every = request.topics is None or (call.version == 0 and not request.topics)
     if call.version < _IDS_SINCE and any(each.topic_id != NO_ID or each.name is None for each in request.topics or ()):
         return _refused_ids(request)

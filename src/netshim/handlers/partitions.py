@@ -1,6 +1,6 @@
 """Parts of several handlers about partitions: finding the log, checking the leader epoch, loading transactions.
 
-Each partition of a request succeeds or fails by itself, so what goes wrong becomes the code of its result.
+Each partition of a request succeeds or fails alone, so an error becomes the code of its result.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Produce: batches from clients into logs.
 
 Rules (wire protocol section 5):
-- Each partition of a request succeeds or fails by itself.
+- Each partition of a request succeeds or fails alone.
 - Batches are stored as they came. The log checks a batch; the rules of the Produce request are checked here.
 """
 

@@ -115,7 +115,7 @@ def _create(
 
 def _excess(count: int, state: State) -> str | None:
     """Why a request is refused that would make so many partitions. Each takes a thread several syncs of the disk, and
-    nobody else makes a topic meanwhile.
+    no other request makes a topic meanwhile.
     """
     most = state.settings.max_partitions_per_request
     if count <= most:

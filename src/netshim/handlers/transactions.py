@@ -194,7 +194,7 @@ def add_offsets_to_txn(request: AddOffsetsToTxnRequest, call: Call, state: State
 
 
 def _with_offsets_topic(state: State, response: Callable[[int], Any], handle: Callable[[], Any]) -> Any:
-    """handle(), once `__consumer_offsets` is there."""
+    """handle(), once `__consumer_offsets` exists."""
     if OFFSETS_TOPIC in state.logdir:
         return handle()
     answer = Answer()

@@ -1,7 +1,7 @@
 """Where our answers differ from those of a broker of Kafka's, and why: asked, compared, and written as a page.
 
 Kafka's answers are kept in tests/data/kafka/answers.json.gz, so that each run of the tests compares with them. Who has
-Java asks anew: `make interop` does, and writes that file and docs/conformance.md.
+Java asks again: `make interop` does, and writes that file and docs/conformance.md.
 """
 
 from __future__ import annotations
