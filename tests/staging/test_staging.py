@@ -146,6 +146,21 @@ def test_a_task_that_comes_late_finds_no_directory(data: Path) -> None:
         writer.append_columns(None, column([b"x"]), None, 1)
 
 
+def test_a_refusal_that_nobody_asked_for_does_not_keep_abort_from_its_work(data: Path) -> None:
+    """The driver that published it has died; the next one gives up."""
+    one = Staging(OS, str(data))
+    files = stage(data, "first")
+    Path(one.path, files[-1].name + ".log").unlink()
+    one.publish(manifest(files, "first"))
+    with logcore.open_dir(data):
+        pass
+    one.abort("app", 0, "first")
+    assert "first" not in staged(data)
+    with pytest.raises(CorruptLogError, match="refused"):
+        one.outcome("app", 0)
+    assert one.outcome("app", 0) == "unknown"
+
+
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
 def test_damaged_files_are_refused_and_leave_nothing(data: Path, damage: str) -> None:
     one = Staging(OS, str(data))

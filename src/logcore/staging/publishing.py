@@ -137,6 +137,16 @@ class Staging:
         """The outcome of a write. Raises CorruptLogError when it was refused, once: asking removes the refusal. Raises
         it each time when the manifest was damaged after offsets had been given out.
         """
+        found = self._outcome(app_id, version)
+        if found != "refused":
+            return found
+        name = manifest_name(app_id, version, REFUSED)
+        reason = checkpoint.read(self._fs, self.path, name) or b""
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.unlink(os.path.join(self.path, name))
+        raise CorruptLogError(f"the write was refused: {reason.decode(errors='replace')}", path=self.path)
+
+    def _outcome(self, app_id: str, version: int) -> Literal["done", "pending", "refused", "unknown"]:
         self._check_undamaged(app_id, version)
         # Looked for before the state is read: the owner writes the state first, and removes the manifest then.
         pending = any(
@@ -148,11 +158,8 @@ class Staging:
             return "done"
         if pending:
             return "pending"
-        name = manifest_name(app_id, version, REFUSED)
-        reason = checkpoint.read(self._fs, self.path, name)
-        if reason is not None:
-            self._fs.unlink(os.path.join(self.path, name))
-            raise CorruptLogError(f"the write was refused: {reason.decode(errors='replace')}", path=self.path)
+        if self._fs.exists(os.path.join(self.path, manifest_name(app_id, version, REFUSED))):
+            return "refused"
         return "unknown"
 
     def withdraw(self, app_id: str, version: int, txid: str) -> bool:
@@ -173,9 +180,9 @@ class Staging:
         return False
 
     def abort(self, app_id: str, version: int, txid: str) -> None:
-        """Removes all files that were staged for a write, unless it has been published."""
+        """Removes all files that were staged for a write, unless it has been published. What was refused is not."""
         damaged = os.path.join(self.path, manifest_name(app_id, version, DAMAGED))
-        if not self._fs.exists(damaged) and self.outcome(app_id, version) == "unknown":
+        if not self._fs.exists(damaged) and self._outcome(app_id, version) in ("refused", "unknown"):
             self.abort_files(txid)
 
     def abort_files(self, txid: str) -> None:
