@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 ARROW_COLUMNS: Final = ("offset", "timestamp", "key", "value", "headers")
 #: Those of a scan of a topic; one of a log has the first two as well, when they are asked for.
 TOPIC_COLUMNS: Final = ("topic", "partition", *ARROW_COLUMNS)
+#: Rows of an Arrow array of one value that is kept for reuse. It is as many as a run of decoded batches has at most.
 _CONSTANT_ROWS: Final = 32_768
 
 
@@ -60,7 +61,8 @@ class RecordColumns:
     @classmethod
     def from_block(cls, data: memoryview, block: npt.NDArray[np.uint8], rows: int) -> RecordColumns:
         """Columns over a block that a kernel has filled for exactly this many rows; nothing is copied."""
-        # Unpacking a table gives its rows as views: eight slices, each made and cast for itself, take twice the time.
+        # The kernel fills two rows of int64, then six rows of int32. Unpacking a table gives its rows as views: eight
+        # slices, each made and cast for itself, take twice the time.
         wide: npt.NDArray[np.int64] = np.ndarray((2, rows), np.int64, block)
         narrow: npt.NDArray[np.int32] = np.ndarray((6, rows), np.int32, block, 16 * rows)
         return cls(data, *wide, *narrow)
@@ -73,7 +75,10 @@ class RecordColumns:
         for offset, timestamp_ms, key, value, headers in records:
             row = [offset, timestamp_ms]
             for piece in (key, value):
-                row += [len(data), -1 if piece is None else len(piece)]
+                size = -1
+                if piece is not None:
+                    size = len(piece)
+                row += [len(data), size]
                 data += piece or b""
             if headers:
                 raise InvalidRecordError("records of the old formats have no headers", offset=offset)
@@ -103,12 +108,15 @@ class RecordColumns:
         """Only the records with start <= offset < end."""
         if not len(self) or (self.offsets[0] >= start and self.offsets[-1] < end):
             return self
+        # In a sound log offsets rise, so the rows to keep are neighbours, and a slice copies nothing. Otherwise the
+        # rows are picked one by one.
         keep = np.flatnonzero((self.offsets >= start) & (self.offsets < end))
         if len(keep) and keep[-1] - keep[0] + 1 == len(keep):
             return self[int(keep[0]) : int(keep[-1]) + 1]
         return self._with(array[keep] for array in self._arrays())
 
     def _arrays(self) -> tuple[npt.NDArray[Any], ...]:
+        """All fields but data, topic and partition."""
         return attrs.astuple(self, recurse=False)[1:-2]
 
     def _with(self, arrays: Iterable[npt.NDArray[Any]]) -> RecordColumns:
@@ -138,8 +146,11 @@ class RecordColumns:
             size, at = _varint(self.data, at)
             name = str(self.data[at : at + size], "utf-8", layout.HEADER_NAME_ERRORS)
             size, at = _varint(self.data, at + size)
-            headers.append((name, None if size < 0 else bytes(self.data[at : at + size])))
-            at += max(size, 0)
+            value = None
+            if size >= 0:
+                value = bytes(self.data[at : at + size])
+                at += size
+            headers.append((name, value))
         return tuple(headers)
 
     def records(self) -> Iterator[Record]:
@@ -188,6 +199,7 @@ class RecordColumns:
 
 
 def _printable(name: str) -> str:
+    """A header name without surrogates, which stand for bytes that are not UTF-8: Arrow's strings must be UTF-8."""
     return name.encode("utf-8", layout.HEADER_NAME_ERRORS).decode("utf-8", "replace")
 
 
@@ -361,7 +373,7 @@ def input_column(given: Any, what: str) -> InputColumn:
         raise InvalidRecordError(
             f"{what}: give an Arrow array or (data, offsets)", found=type(given).__name__
         ) from error
-    if isinstance(array, pa.ChunkedArray):
+    if isinstance(array, pa.ChunkedArray):  # such as a column of a Table
         if array.num_chunks != 1:
             array = array.combine_chunks()
         else:
@@ -369,14 +381,18 @@ def input_column(given: Any, what: str) -> InputColumn:
     if pa.types.is_null(array.type):
         array = array.cast(pa.binary())
     if pa.types.is_fixed_size_binary(array.type) or str(array.type).endswith("_view"):
-        array = array.cast(pa.large_binary())
-    wide = pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type)
-    if not (wide or pa.types.is_binary(array.type) or pa.types.is_string(array.type)):
+        array = array.cast(pa.large_binary())  # these two types have no buffer of offsets
+    is_large = pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type)
+    if not (is_large or pa.types.is_binary(array.type) or pa.types.is_string(array.type)):
         raise InvalidRecordError(f"{what}: an Arrow column must hold binary or strings", found=str(array.type))
+    offset_type: type[np.int64 | np.int32] = np.int32
+    if is_large:
+        offset_type = np.int64
     _, offsets, data = array.buffers()
     edges: npt.NDArray[Any] = np.zeros(1, np.int64)
     if offsets is not None:
-        edges = np.frombuffer(offsets, np.int64 if wide else np.int32)
+        edges = np.frombuffer(offsets, offset_type)
+    # A sliced array keeps the buffers of the whole one. An empty array may have an empty buffer of offsets.
     edges = edges[array.offset : array.offset + len(array) + 1]
     if not len(array):
         edges = np.zeros(1, np.int64)
@@ -424,7 +440,7 @@ def input_timestamps(given: Any, count: int) -> npt.NDArray[np.int64]:
             given = given.to_numpy()
     array = np.asarray(given)
     if array.dtype.kind == "M":
-        # Beyond this year the number of milliseconds does not fit, and numpy would wrap it without a word.
+        # 2^63 milliseconds are 292 million years. numpy would wrap a later time without an error.
         if np.any(np.abs(array.astype("datetime64[Y]").astype(np.int64)) > 200_000_000):
             raise InvalidTimestampError("timestamps_ms are outside what milliseconds can hold")
         array = array.astype("datetime64[ms]").view(np.int64)

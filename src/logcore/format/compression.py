@@ -159,7 +159,7 @@ def decompress(
         if codec is Codec.ZSTD:
             return _decompress_zstd(body)
         if len(view) > max_size:
-            raise body.too_large(len(view))
+            raise body.too_large(f"{len(view)} bytes")
         return bytes(view)
     except MemoryError as error:
         raise body.out_of_memory() from error
@@ -193,13 +193,13 @@ class _Body:
             found=found,
         )
 
-    def too_large(self, found: object) -> RecordTooLargeError:
+    def too_large(self, found: str) -> RecordTooLargeError:
         return RecordTooLargeError(
             f"{self.codec.name.lower()} body inflates to more than the limit",
             path=self.path,
             position=self.position,
             expected=f"at most {self.max_size} bytes",
-            found=found if isinstance(found, str) else f"{found} bytes",
+            found=found,
         )
 
     def out_of_memory(self) -> ResourceError:
@@ -208,7 +208,9 @@ class _Body:
         )
 
     def refused(self, error: Exception, at: int = 0) -> LogcoreError:
-        """The error for what a codec's package said. All of them report lack of memory like damage."""
+        """The error for what a codec's package said. All of them report lack of memory like damage: the message is the
+        only difference. zlib's Z_MEM_ERROR is -4; the other libraries say it in words.
+        """
         text = str(error)
         if "not enough memory" in text or text.startswith("Error -4 "):
             return self.out_of_memory()
@@ -219,6 +221,7 @@ class _Body:
 
 _GZIP_WBITS = 31  # 15 bits of window, and 16 to ask for gzip's header and trailer
 _GZIP_MAGIC = b"\x1f\x8b\x08"
+#: Most bytes to hand to zlib and to take from it in one call. Both stay far below the 8 MiB of the opening.
 _GZIP_INPUT_BYTES = 256 * 1024
 _GZIP_OUTPUT_BYTES = 1024 * 1024
 
@@ -228,12 +231,12 @@ def _decompress_gzip(body: _Body) -> bytes:
     end = len(body.data)
     out = io.BytesIO()
     start = 0
-    # Whatever is behind a member is copied by zlib when that ends. Small helpings after the first member keep
-    # a body of thousands of tiny ones linear.
+    # At the end of a member zlib copies the rest of its input. A hostile body may hold thousands of tiny members, so
+    # every member after the first starts with little input, and the copies stay in proportion to the body.
     first_helping = _GZIP_INPUT_BYTES
     while True:
         member_end = _decompress_gzip_member(body, start, first_helping, out)
-        # Java's reader takes anything behind a member that is not another one for padding.
+        # Java's reader ignores bytes behind a member unless another member begins there.
         if data[member_end : member_end + 3] != _GZIP_MAGIC or member_end == end:
             return out.getvalue()
         start = member_end
@@ -245,8 +248,8 @@ def _decompress_gzip_member(body: _Body, start: int, helping: int, out: io.Bytes
     data = body.data
     position = start
     member = zlib.decompressobj(wbits=_GZIP_WBITS)
-    pending: memoryview | bytes = b""
-    is_drained = True
+    pending: memoryview | bytes = b""  # input that zlib has not taken yet, because its output reached the limit
+    is_drained = True  # whether zlib has handed out all plaintext of the input so far
     while not member.eof:
         if not pending and is_drained:
             if position == len(data):
@@ -290,7 +293,7 @@ def _compress_snappy(data: Buffer) -> bytes:
 
 def _decompress_snappy(body: _Body) -> bytes:
     cramjam = _package("cramjam", Codec.SNAPPY)
-    total = 0
+    total = 0  # by the sizes that the blocks claim; _snappy_plain_size() refuses impossible claims
     for _, _, plain_size in _snappy_blocks(body):
         total += plain_size
         if total > body.max_size:
@@ -316,8 +319,8 @@ def _snappy_blocks(body: _Body) -> Iterator[tuple[int, int, int]]:
     """Start, end and inflated size of each raw block: those of a xerial stream, else the whole body as one."""
     data = body.data
     end = len(body.data)
-    # Only the magic is compared: some writers put the version numbers in little-endian. No raw block begins like
-    # this, since its first element would copy from before the start.
+    # Only the magic is compared: some writers put the version numbers in little-endian. No raw block begins with the
+    # magic, because the first element of that block would copy from before its start.
     if data[:8] != _XERIAL_MAGIC:
         yield 0, end, _snappy_plain_size(body, 0, end)
         return
@@ -364,7 +367,8 @@ _LZ4_BLOCK_CHECKSUM = 0x10
 _LZ4_CONTENT_SIZE = 0x08
 _LZ4_CONTENT_CHECKSUM = 0x04
 _LZ4_RESERVED = 0x03  # bit 0 announces a dictionary in newer versions of the format; Kafka knows none
-_LZ4_STORED = 0x80000000
+_LZ4_STORED = 0x80000000  # bit of a block's size word: the block is not compressed
+#: The most bytes of a block, by the BD byte of the header.
 _LZ4_BLOCK_BYTES = {bd: 1 << 2 * (bd >> 4) + 8 for bd in (0x40, 0x50, 0x60, 0x70)}
 assert list(_LZ4_BLOCK_BYTES.values()) == [64 << 10, 256 << 10, 1 << 20, 4 << 20]
 _LZ4_CHECKSUM_POSITION = 6  # in our own frames, which have no content size
@@ -374,17 +378,23 @@ _UINT32 = struct.Struct("<I")
 
 def _compress_lz4(data: Buffer, level: int, *, legacy_checksum: bool) -> bytes:
     frame = _package("lz4.frame", Codec.LZ4)
+    # Kafka's levels are 1-17 and 9 means the fast compressor. The package's levels 0-2 mean the fast compressor, and
+    # 12 is its highest.
+    package_level = min(max(level, 3), 12)
+    if level == _LZ4_FAST_LEVEL:
+        package_level = 0
     compressed: bytes = frame.compress(
         data,
-        # The package takes 0-2 for its fast compressor and stops at 12.
-        compression_level=0 if level == _LZ4_FAST_LEVEL else min(max(level, 3), 12),
+        compression_level=package_level,
         block_size=frame.BLOCKSIZE_MAX64KB,
         block_linked=False,
         store_size=False,
     )
     if legacy_checksum:
+        # The wrong checksum of format v0 covers the magic too; the right one begins behind it.
         head = compressed[:_LZ4_CHECKSUM_POSITION]
-        compressed = b"".join((head, bytes([_lz4_checksum(head)]), compressed[_LZ4_CHECKSUM_POSITION + 1 :]))
+        checksum = bytes([_lz4_checksum(head)])
+        compressed = b"".join((head, checksum, compressed[_LZ4_CHECKSUM_POSITION + 1 :]))
     return compressed
 
 
@@ -405,7 +415,7 @@ def _decompress_lz4(body: _Body, *, checks_header: bool) -> bytes:
             raise body.corrupt("it ends without an end mark", position)
         (size_word,) = _UINT32.unpack_from(data, position)
         size = size_word & ~_LZ4_STORED
-        if size == 0:
+        if size == 0:  # the end mark
             break
         start = position + 4
         block_end = position + 4 + size
@@ -424,6 +434,8 @@ def _decompress_lz4(body: _Body, *, checks_header: bool) -> bytes:
         if out.tell() > body.max_size:
             raise body.too_large("more")
         position = block_end + checksum_bytes
+    # As Kafka's reader, require the content checksum behind the end mark (4 bytes each) and do not compare it: the CRC
+    # of the batch covers the same bytes.
     if flags & _LZ4_CONTENT_CHECKSUM and end - position < 8:
         raise body.corrupt("it ends inside the content checksum", position + 4)
     return out.getvalue()
@@ -459,12 +471,16 @@ def _lz4_header(body: _Body, *, checks_header: bool) -> tuple[int, int, int]:
 
 
 def _decompress_lz4_checked(body: _Body, start: int, end: int) -> bytes:
-    """One block with its length and checksum. The package checks that only in frames, so it gets a frame of its own."""
-    descriptor = bytes((_LZ4_VERSION_01 | _LZ4_INDEPENDENT | _LZ4_BLOCK_CHECKSUM, body.data[5]))
+    """The content of the block from its length at `start` to its checksum before `end`. The package checks the checksum
+    of a block only inside a frame, so this builds a frame of one block.
+    """
+    block_descriptor = body.data[5]
+    descriptor = bytes((_LZ4_VERSION_01 | _LZ4_INDEPENDENT | _LZ4_BLOCK_CHECKSUM, block_descriptor))
     head = _LZ4_MAGIC + descriptor + bytes([_lz4_checksum(descriptor)])
+    end_mark = bytes(4)
     frame = _package("lz4.frame", Codec.LZ4)
     try:
-        plain: bytes = frame.decompress(b"".join((head, body.data[start:end], bytes(4))))
+        plain: bytes = frame.decompress(b"".join((head, body.data[start:end], end_mark)))
     except RuntimeError as error:
         raise body.refused(error, start) from error
     return plain
@@ -507,13 +523,17 @@ def _rotate_left(value: int, count: int) -> int:
 # --- zstd ------------------------------------------------------------------------------------------------------------
 
 _ZSTD_MAGIC = 0xFD2FB528
-_ZSTD_SKIPPABLE_MASK = 0xFFFFFFF0
+_ZSTD_SKIPPABLE_MASK = 0xFFFFFFF0  # sixteen magics mark a skippable frame
 _ZSTD_SKIPPABLE = 0x184D2A50
 _ZSTD_MAX_BLOCK_BYTES = 128 * 1024
 _ZSTD_RLE_BLOCK = 1
 _ZSTD_COMPRESSED_BLOCK = 2
+_ZSTD_CONTENT_CHECKSUM = 0x04  # bit of a frame's descriptor
+#: The largest window for which a decompressor is kept. It is the 8 MiB of the opening.
 _ZSTD_KEPT_WINDOW_BYTES = 8 * 1024 * 1024
+#: Bytes to inflate at once, and throw away, while a frame without a content size is measured.
 _ZSTD_MEASURED_BYTES = 256 * 1024
+#: Compressors that each thread keeps, one for each level.
 _ZSTD_KEPT_COMPRESSORS = 8
 
 # Building a zstd context takes longer than inflating a small batch, and one must not serve two threads at a time: so
@@ -547,7 +567,7 @@ def _decompress_zstd(body: _Body) -> bytes:
         raise body.corrupt("it is empty")
     pieces = _decompress_zstd_frames(body)
     whole = next(pieces, b"")
-    out = None
+    out = None  # made for a second frame: nearly every body is one frame, whose content is returned without a copy
     for piece in pieces:
         if out is None:
             out = io.BytesIO()
@@ -562,7 +582,7 @@ def _decompress_zstd_frames(body: _Body) -> Iterator[bytes]:
     zstandard = _package("zstandard", Codec.ZSTD)
     position = 0
     end = len(body.data)
-    room = body.max_size
+    room = body.max_size  # bytes that the frames to come may inflate to
     while position < end:
         if end - position < 4:
             raise body.corrupt("it ends inside a frame header", end)
@@ -582,21 +602,25 @@ def _decompress_zstd_frames(body: _Body) -> Iterator[bytes]:
                 found=f"{content_size} bytes",
             )
         if content_size is not None and content_size > room:
-            raise body.too_large(body.max_size - room + content_size)
+            inflated_bytes = body.max_size - room  # by the frames before this one
+            raise body.too_large(f"{inflated_bytes + content_size} bytes")
         decompressor = _zstd_decompressor(zstandard, window_bytes)
         frame: Buffer = body.data[start:position]
         try:
+            # Frames of levels 20-22 without a content size, see above _measure_zstd_frame().
             if content_size is None and min(window_bytes, most, room) > _ZSTD_KEPT_WINDOW_BYTES:
                 content_size = _measure_zstd_frame(decompressor, frame, room)
                 if content_size > room:
                     raise body.too_large("more")
                 frame = _with_content_size(body.data[start:position], content_size)
                 decompressor = zstandard.ZstdDecompressor()  # the one that measured still holds its window
-            if content_size or (content_size is None and most <= room):
+            is_bounded = content_size is None and most <= room
+            if content_size or is_bounded:
                 plain = decompressor.decompress(frame, max_output_size=most or 1)  # 0 would mean no limit given
             else:
-                # May hold more than there is room for: read one byte more than that and see. Frames that say 0 go
-                # this way too, because the package believes them without looking.
+                # The frame may inflate to more than the room: read one byte more than the room, which the check below
+                # finds. A frame that says 0 is read like this too: decompress() would return nothing without reading
+                # its blocks.
                 plain = decompressor.stream_reader(frame).read(min(most, room) + 1)
         except zstandard.ZstdError as error:
             raise body.refused(error, start) from error
@@ -609,8 +633,8 @@ def _decompress_zstd_frames(body: _Body) -> Iterator[bytes]:
 def _zstd_frame(body: _Body, start: int) -> tuple[int | None, int, int, int]:
     """Content size if the frame at `start` has one, its window, the most bytes its blocks can hold, and its end.
 
-    Only lengths are read (RFC 8878, 3.1.1); whether the frame is sound, libzstd says. Knowing the end lets frames be
-    inflated one by one, and knowing the most they can hold means that no header decides how much memory we take.
+    Only lengths are read (RFC 8878, 3.1.1); libzstd checks the content. With the end known, frames are inflated one by
+    one. With the most that they can hold known, no header decides how much memory we take.
     """
     data = body.data
     end = len(body.data)
@@ -618,22 +642,30 @@ def _zstd_frame(body: _Body, start: int) -> tuple[int | None, int, int, int]:
     descriptor = 0
     if end - start > 4:
         descriptor = data[start + 4]
-    is_single_segment = bool(descriptor & 0x20)
-    content_size_bytes = (1 if is_single_segment else 0, 2, 4, 8)[descriptor >> 6]
-    content_size_position = start + 5 + (not is_single_segment) + (0, 1, 2, 4)[descriptor & 3]
+    is_single_segment = bool(descriptor & 0x20)  # no window: the content is inflated into one piece of memory
+    content_size_bytes = (0, 2, 4, 8)[descriptor >> 6]
+    window_field_bytes = 1
+    if is_single_segment:
+        window_field_bytes = 0
+        content_size_bytes = content_size_bytes or 1
+    dictionary_id_bytes = (0, 1, 2, 4)[descriptor & 3]
+    content_size_position = start + 5 + window_field_bytes + dictionary_id_bytes
     position = content_size_position + content_size_bytes
     if position > end:
         raise body.corrupt("it ends inside a frame header", end)
     content_size = None
     if content_size_bytes:
         content_size = int.from_bytes(data[content_size_position:position], "little")
-        content_size += 256 if content_size_bytes == 2 else 0
+        if content_size_bytes == 2:
+            content_size += 256  # two bytes count from there
     if is_single_segment:
         assert content_size is not None
         window_bytes = content_size
     else:
-        window_bytes = 1 << 10 + (data[start + 5] >> 3)
-        window_bytes += (window_bytes >> 3) * (data[start + 5] & 7)
+        # 5 bits of exponent, 3 bits of eighths on top.
+        window_field = data[start + 5]
+        window_bytes = 1 << 10 + (window_field >> 3)
+        window_bytes += (window_bytes >> 3) * (window_field & 7)
 
     block_bytes = min(window_bytes, _ZSTD_MAX_BLOCK_BYTES)
     most = 0
@@ -644,18 +676,28 @@ def _zstd_frame(body: _Body, start: int) -> tuple[int | None, int, int, int]:
         head = data[position] | data[position + 1] << 8 | data[position + 2] << 16
         is_last = bool(head & 1)
         kind = head >> 1 & 3
+        # A raw block stores its content. One byte of an RLE block stands for `size` bytes. A compressed block holds any
+        # number of bytes up to the limit of the frame.
         size = head >> 3
-        most += block_bytes if kind == _ZSTD_COMPRESSED_BLOCK else size
-        position += 3 + (1 if kind == _ZSTD_RLE_BLOCK else size)
-    position += 4 if descriptor & 0x04 else 0  # content checksum
+        plain_bytes = size
+        stored_bytes = size
+        if kind == _ZSTD_COMPRESSED_BLOCK:
+            plain_bytes = block_bytes
+        elif kind == _ZSTD_RLE_BLOCK:
+            stored_bytes = 1
+        most += plain_bytes
+        position += 3 + stored_bytes
+    if descriptor & _ZSTD_CONTENT_CHECKSUM:
+        position += 4
     if position > end:
         raise body.corrupt("it ends inside a frame", end)
     return content_size, window_bytes, most, position
 
 
-# Without a content size libzstd inflates into a window of its own and copies from there, so a frame whose window is as
-# large as the limit would take the limit twice. With one it inflates straight into the result. So the rare frames with
-# such a window are inflated once to be measured, keeping nothing, and again with their size put in the header.
+# Without a content size, libzstd inflates into a window of its own and copies from there: a frame with a window as
+# large as the limit would take the limit twice. With a content size it inflates straight into the result. So a frame
+# with such a window, which is rare, is inflated twice: first to measure it, keeping nothing, then with its size put in
+# the header.
 
 
 def _measure_zstd_frame(decompressor: Any, frame: Buffer, room: int) -> int:
@@ -668,8 +710,11 @@ def _measure_zstd_frame(decompressor: Any, frame: Buffer, room: int) -> int:
 
 def _with_content_size(frame: memoryview, content_size: int) -> bytes:
     """`frame`, which has a window and no content size, with an 8-byte one."""
-    blocks_start = 6 + (0, 1, 2, 4)[frame[4] & 3]
-    head = b"".join((frame[:4], bytes([frame[4] | 0xC0]), frame[5:blocks_start]))
+    descriptor = frame[4]
+    dictionary_id_bytes = (0, 1, 2, 4)[descriptor & 3]
+    blocks_start = 6 + dictionary_id_bytes
+    new_descriptor = bytes([descriptor | 0xC0])  # announces 8 bytes of content size
+    head = b"".join((frame[:4], new_descriptor, frame[5:blocks_start]))
     return b"".join((head, content_size.to_bytes(8, "little"), frame[blocks_start:]))
 
 

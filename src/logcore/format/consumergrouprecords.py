@@ -6,7 +6,7 @@ fields end each struct. A null value deletes what was stored under its key.
 
     kind                  key              value
     GROUP         3       group            epoch, tag 0: a hash of what its topics look like, left out when it is 0
-    TOPICS        4       group            written by Kafka before 4.1; what it says is in the hash since then
+    TOPICS        4       group            written by Kafka before 4.1; since then the hash stands for its content
     MEMBER        5       group, member    what a member says of itself
     TARGET_EPOCH  6       group            for which epoch of the group the targets were computed
     TARGET        7       group, member    the partitions that a member is to have
@@ -200,8 +200,8 @@ def _member(member: ConsumerMember) -> bytes:
 
 
 def _classic(classic: ClassicMember | None) -> bytes:
-    """The tagged fields of a member: tag 0, a struct that begins with whether there is one. Kafka writes out that there
-    is none.
+    """The tagged fields of a member: tag 0 holds a nullable struct. Its first byte is 1, or 0 for null. A default would
+    be left out, but Kafka writes the null, and so does this.
     """
     if classic is None:
         struct_bytes = b"\0"
@@ -248,7 +248,7 @@ def _partitions(partitions: Partitions) -> bytes:
 
 
 def read_consumer_key(key: bytes) -> ConsumerKey | None:
-    """None for a key of another kind, or that is none."""
+    """None for a key of another kind, and for bytes that are no key."""
     try:
         (kind,) = _SHORT.unpack_from(key)
         known = _KINDS.get(kind)
@@ -256,7 +256,10 @@ def read_consumer_key(key: bytes) -> ConsumerKey | None:
             return None
         fields = _Fields(key, _SHORT.size)
         group_id = fields.key_text()
-        return ConsumerKey(known, group_id, fields.key_text() if known in _NAMED else "")
+        name = ""
+        if known in _NAMED:
+            name = fields.key_text()
+        return ConsumerKey(known, group_id, name)
     except _NOT_UNDERSTOOD:
         return None
 
@@ -275,8 +278,11 @@ def _read(kind: Kind, fields: _Fields) -> ConsumerValue:
     match kind:
         case Kind.GROUP:
             epoch = fields.number(_INT)
-            found = fields.tags().get(0)
-            return GroupEpoch(epoch, 0 if found is None else _LONG.unpack(found)[0])
+            hash_bytes = fields.tags().get(0)
+            metadata_hash = 0
+            if hash_bytes is not None:
+                (metadata_hash,) = _LONG.unpack(hash_bytes)
+            return GroupEpoch(epoch, metadata_hash)
         case Kind.MEMBER:
             return _read_member(fields)
         case Kind.TARGET_EPOCH:

@@ -37,7 +37,7 @@ _FLEXIBLE: Final = 4
 _VERSIONS: Final = range(5)
 #: The newest version of a subscription whose fields are known; newer ones only add fields at the end.
 _SUBSCRIPTION_VERSION: Final = 3
-#: What bytes that do not fit the layout raise below. UnicodeDecodeError is a ValueError.
+#: The errors that bytes raise below if they do not fit the layout. UnicodeDecodeError is a ValueError.
 _NOT_UNDERSTOOD: Final = (ValueError, IndexError, struct.error, InvalidRecordError)
 
 #: How the keys begin that are known: two versions of a commit's, one of a group's.
@@ -96,7 +96,7 @@ def partition_of(group_id: str, partition_count: int) -> int:
     value = 0
     for (unit,) in _UNIT.iter_unpack(group_id.encode("utf-16-be", "surrogatepass")):
         value = (31 * value + unit) & 0xFFFFFFFF
-    if value >= 1 << 31:
+    if value >= 1 << 31:  # negative as Java's int
         value = (1 << 32) - value
     if value == 1 << 31:
         return 0
@@ -288,10 +288,13 @@ def _read_commit(value: bytes) -> Committed | None:
         return Committed(offset, epoch[0], metadata, commit_ms)
     metadata, at = _text_at(value, head.size)
     (commit_ms,) = _LONG.unpack_from(value, at)
+    leader_epoch = -1
+    if epoch:  # versions 3 and 4
+        leader_epoch = epoch[0]
     expire_ms = -1
     if version == 1:
         expire_ms = _LONG.unpack_from(value, at + 8)[0]
-    return Committed(offset, epoch[0] if epoch else -1, metadata, commit_ms, expire_ms)
+    return Committed(offset, leader_epoch, metadata, commit_ms, expire_ms)
 
 
 def _read_group(value: bytes) -> StoredGroup | None:
@@ -320,13 +323,22 @@ def _read_group(value: bytes) -> StoredGroup | None:
 
 
 def _read_member(fields: _Fields, version: int) -> StoredMember:
-    """The arguments are evaluated in the order in which the fields are stored."""
+    """The fields are read in the order in which they are stored."""
+    member_id = fields.text()
+    instance_id = None
+    if version >= 3:
+        instance_id = fields.nullable_text()
+    client_id = fields.text()
+    client_host = fields.text()
+    rebalance_timeout_ms = -1
+    if version >= 1:
+        rebalance_timeout_ms = fields.number(_INT)
     member = StoredMember(
-        member_id=fields.text(),
-        instance_id=fields.nullable_text() if version >= 3 else None,
-        client_id=fields.text(),
-        client_host=fields.text(),
-        rebalance_timeout_ms=fields.number(_INT) if version >= 1 else -1,
+        member_id=member_id,
+        instance_id=instance_id,
+        client_id=client_id,
+        client_host=client_host,
+        rebalance_timeout_ms=rebalance_timeout_ms,
         session_timeout_ms=fields.number(_INT),
         subscription=fields.blob(),
         assignment=fields.blob(),
@@ -393,14 +405,14 @@ def subscribed_topics(subscription: bytes) -> list[str] | None:
 
 
 def read_subscription(data: bytes) -> Subscription | None:
-    """None for bytes that are none. A newer version than the known ones is read as the newest known one, as Kafka's
-    clients do.
+    """None for bytes that are no subscription. A version above the known ones is read as the newest known one, as
+    Kafka's clients do.
     """
     return _understood(_read_subscription, data)
 
 
 def read_assignment(data: bytes) -> tuple[tuple[str, int], ...] | None:
-    """(topic, partition) pairs; None for bytes that are no assignment. No bytes at all are one of nothing."""
+    """(topic, partition) pairs; None for bytes that are no assignment. No bytes at all assign no partition."""
     found = read_whole_assignment(data)
     if found is None:
         return None

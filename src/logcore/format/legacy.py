@@ -127,7 +127,7 @@ def decode(
     records = _inner_records(inflated, magic, path, position)
     if not records:
         raise InvalidRecordError("a compressed wrapper holds no message", path=path, position=position)
-    if magic == 0:
+    if magic == 0:  # inner offsets are absolute already, and there are no timestamps
         return records
     append_time_ms = None
     if attributes & _LOG_APPEND_TIME:
@@ -153,7 +153,7 @@ def _inner_records(
                 found=f"{size} bytes",
             )
         entry_end = start + PREFIX_SIZE_BYTES + size
-        if entry_end > end:
+        if entry_end > end:  # cut short, see the rules above
             break
         inner = inflated[start:entry_end]
         offset, _, crc, magic, attributes = _HEAD.unpack_from(inner)
@@ -191,7 +191,7 @@ def _absolute(
 ) -> list[Record]:
     """Records of a v1 wrapper with the offsets and timestamps they stand for."""
     last_inner_offset = records[-1][0]
-    # Producers leave 0 in the wrapper and number from 0 inside, so their inner offsets already are what they claim.
+    # A producer writes 0 into the wrapper and numbers its messages from 0. Their inner offsets are then absolute.
     base_offset = 0
     if wrapper_offset:
         base_offset = wrapper_offset - last_inner_offset
@@ -215,8 +215,10 @@ def _absolute(
                 expected="an int64",
                 found=offset,
             )
-        absolute.append((offset, timestamp_ms if append_time_ms is None else append_time_ms, key, value))
-    return absolute
+        absolute.append((offset, timestamp_ms, key, value))
+    if append_time_ms is None:
+        return absolute
+    return [(offset, append_time_ms, key, value) for offset, _, key, value in absolute]
 
 
 def _head(
@@ -250,7 +252,10 @@ def _key_and_value(
     entry: memoryview, magic: int, path: str | os.PathLike[str] | None, position: int | None
 ) -> tuple[memoryview | None, memoryview | None, int]:
     """Key, value, and the position in `entry` behind the value."""
-    key, value_position = _sized(entry, _HEAD.size if magic == 0 else _HEAD.size + 8, "key", path, position)
+    key_position = _HEAD.size
+    if magic == 1:
+        key_position += _INT64.size  # the timestamp
+    key, value_position = _sized(entry, key_position, "key", path, position)
     value, value_end = _sized(entry, value_position, "value", path, position)
     return key, value, value_end
 

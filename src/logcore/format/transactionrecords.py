@@ -118,7 +118,7 @@ def _unsigned(number: int) -> bytes:
 
 
 def read_transaction_key(key: bytes) -> str | None:
-    """The transactional id; None for a key of another version, or that is none."""
+    """The transactional id; None for a key of another version, and for bytes that are no key."""
     if key[:2] != b"\0\0" or len(key) < 4:
         return None
     (size,) = _SHORT.unpack_from(key, 2)
@@ -150,7 +150,7 @@ def _read(value: bytes) -> StoredTransaction:
     at = _HEAD.size
     partitions = set()
     topics, at = _count(value, at, is_flexible)
-    for _ in range(max(0, topics)):
+    for _ in range(max(0, topics)):  # null in Empty
         topic, at = _text(value, at, is_flexible)
         numbers, at = _count(value, at, is_flexible)
         for _ in range(max(0, numbers)):
@@ -172,10 +172,18 @@ def _read(value: bytes) -> StoredTransaction:
         partitions=frozenset(partitions),
         update_ms=update_ms,
         start_ms=start_ms,
-        previous_producer_id=_LONG.unpack(tags[0])[0] if 0 in tags else -1,
-        next_producer_id=_LONG.unpack(tags[1])[0] if 1 in tags else -1,
-        client_version=_SHORT.unpack(tags[2])[0] if 2 in tags else 0,
+        previous_producer_id=_tagged(_LONG, tags, 0, -1),
+        next_producer_id=_tagged(_LONG, tags, 1, -1),
+        client_version=_tagged(_SHORT, tags, 2, 0),
     )
+
+
+def _tagged(kind: struct.Struct, tags: dict[int, bytes], tag: int, default: int) -> int:
+    """The number in a tagged field; the default if the field is left out."""
+    if tag not in tags:
+        return default
+    (number,) = kind.unpack(tags[tag])
+    return int(number)
 
 
 def _count(value: bytes, at: int, is_flexible: bool) -> tuple[int, int]:

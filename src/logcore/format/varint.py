@@ -5,7 +5,7 @@
 
 Rules (as Kafka's reader has them):
 - An int32 takes at most 5 bytes; a high bit on the last one is an error.
-- What the last byte carries beyond the width of the type is dropped without a word.
+- Bits of the last byte beyond the width of the type are ignored.
 - Longer forms than needed are accepted.
 
 This module does not know which field it decodes, and does not check lengths or counts against what is left.
@@ -50,7 +50,7 @@ def _decode_groups(data: Bytes, start: int) -> tuple[int, int]:
     assert start >= 0, start  # a negative one would quietly read from the end
     try:
         byte = data[start]
-        if byte < 0x80:
+        if byte < 0x80:  # nearly all lengths take one byte
             return byte, start + 1
         groups = byte & 0x7F
         for index in range(1, MAX_INT32_SIZE_BYTES):
