@@ -708,7 +708,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "checkpoints_of_others_overwritten", "logcore/checkpoint.py",
-        "        if known is None or self._changing is not None:\n",
+        "        if known is None or self._changing is not None:  # another process may have replaced the file\n",
         "        if known is None:\n",
         "partition/test_sharing_exploration.py directory/test_shared_directory.py",
     ),

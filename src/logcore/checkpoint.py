@@ -3,8 +3,8 @@
 Rules (storage format section 6; docs/crashes.md, section 3):
 - One way to write: `<name>.tmp`, sync, rename, sync of the directory. A reader sees the old content or the new.
 - A reserve beside them lets a full disk be emptied: it becomes the `.tmp`.
-- What cannot be understood counts as absent, and is told so to the caller by None or an empty result; only a failing
-  disk raises. All of them are caches but the topics and the given producer ids, whose caller refuses to guess.
+- A file that cannot be understood counts as absent: the caller gets None or an empty result. Only a failing disk
+  raises. All files are caches but the topics and the given producer ids, whose caller refuses to guess.
 
 This module knows no segment and makes no decision from what it reads.
 """
@@ -44,14 +44,14 @@ PRODUCER_IDS: Final = "logcore.producer-ids"
 POLICY: Final = "logcore.policy"
 DURABLE_END: Final = "logcore.durable"
 TURN: Final = "logcore.turn"
-#: There while this library alone has written a partition since its seals were checked: what ends in .deleted Kafka
-#: removes when it loads a partition, and Kafka compacts without a word to the seals.
+#: Exists while this library alone has written a partition since its seals were checked. Kafka compacts a partition
+#: without updating its seals, but first it loads the partition, and then it removes all files that end in .deleted.
 SEALS_HOLD: Final = "logcore.seals-hold.deleted"
 RESERVE: Final = "logcore.reserve"
 _RESERVE_BYTES: Final = 16 << 10  # a checkpoint of some hundred partitions; more where one is larger already
 _RESERVE_MARK: Final = b"logcore reserve\n"
 
-#: What tells a log directory, and the directory of a partition, from any other.
+#: The files that tell a log directory, and the directory of a partition, from any other.
 DIRECTORY_FILES: Final = (
     RECOVERY_POINT,
     LOG_START,
@@ -73,7 +73,8 @@ _DURABLE: Final = struct.Struct(">8sI")
 def write(fs: FS, directory: str, name: str, content: bytes, *, reserve: str | None = None) -> None:
     """Replaces a file so that a crash leaves either the old content or the new, durable when this returns.
 
-    reserve: a log directory whose reserve may be used when the disk is full; for what makes room, or ends in order.
+    reserve: a log directory whose reserve may be used when the disk is full; for a write that precedes a deletion, or
+    that closes a directory.
     """
     path = os.path.join(directory, name)
     temporary = path + ".tmp"
@@ -83,7 +84,7 @@ def write(fs: FS, directory: str, name: str, content: bytes, *, reserve: str | N
             fs.pwrite(handle, content, 0)
             fs.fsync(handle)
     except DiskFullError:
-        with contextlib.suppress(FileNotFoundError):  # what was written of it holds room
+        with contextlib.suppress(FileNotFoundError):  # the part that was written takes room
             fs.unlink(temporary)
         if reserve is None or not _write_to_reserve(fs, reserve, temporary, content):
             raise
@@ -91,8 +92,8 @@ def write(fs: FS, directory: str, name: str, content: bytes, *, reserve: str | N
         reserve = None
     fs.rename(temporary, path)
     fs.sync_dir(directory)
-    if reserve is not None:  # the old content has made room, as a rule
-        if reserve != directory:
+    if reserve is not None:  # it was used: make another one. The file that was replaced has left room for it
+        if reserve != directory:  # the reserve was renamed from one directory into another; this one has lost a name
             fs.sync_dir(reserve)
         keep_reserve(fs, reserve)
 
@@ -100,17 +101,16 @@ def write(fs: FS, directory: str, name: str, content: bytes, *, reserve: str | N
 def keep_reserve(fs: FS, directory: str) -> None:
     """Holds room on the disk for the small files that go before a deletion, so that a full disk can be emptied."""
     path = os.path.join(directory, RESERVE)
-    with contextlib.suppress(LogcoreError, OSError):  # nothing is to fail for it
+    with contextlib.suppress(LogcoreError, OSError):  # a missing reserve is no reason to fail
         largest = max(_size_or_zero(fs, os.path.join(directory, name)) for name in _GROWING_FILES)
         size_bytes = _RESERVE_BYTES + largest // _RESERVE_BYTES * _RESERVE_BYTES
         if _size_or_zero(fs, path) >= size_bytes:
             return
-        # A new file, and not the old one extended: after a crash the name may be one of a file that is used; see
-        # _write_to_reserve().
+        # Make a new file instead of extending the old one, which may be a checkpoint too: see _write_to_reserve().
         with contextlib.suppress(FileNotFoundError):
             fs.unlink(path)
         with opened(fs, path, write=True, create=True, exclusive=True) as handle:
-            # By chance, for a disk that compresses would keep no room for zeros.
+            # Random bytes: a file system that compresses would keep no room for zeros.
             fs.pwrite(handle, _RESERVE_MARK + fs.random_bytes(size_bytes - len(_RESERVE_MARK)), 0)
             fs.fsync(handle)
 
@@ -123,11 +123,10 @@ def _size_or_zero(fs: FS, path: str) -> int:
 
 
 def _write_to_reserve(fs: FS, directory: str, temporary: str, content: bytes) -> bool:
-    """Makes the reserve the temporary file: its room is its own already, whatever else is written. False if there is
-    none.
+    """Makes the reserve the temporary file, whose room on the disk is already taken. False if there is no reserve.
 
-    It gets its new name first, so that two threads never write to one file. A crash may have left that file under the
-    name of a checkpoint too. So only a file that begins as a reserve does is written to.
+    The rename comes first, so that two threads never write to one file. After a crash the name of the reserve may exist
+    beside that of a checkpoint, for the same file, so the file is written to only if it begins as a reserve does.
     """
     try:
         fs.rename(os.path.join(directory, RESERVE), temporary)
@@ -158,7 +157,7 @@ def _numbered_lines(content: bytes | None, fields: int) -> list[list[str]]:
         lines = (content or b"").decode().split("\n")
         if len(lines) < 2 or int(lines[0]) != 0:
             return []
-        rows = [line.split() for line in lines[2:] if line]
+        rows = [line.split() for line in lines[2:] if line]  # behind the version and the number of rows
         if len(rows) != int(lines[1]) or any(len(row) != fields for row in rows):
             return []
         return rows
@@ -220,7 +219,10 @@ class OffsetCheckpoints:
         holds: asked just before the write, with no other write between, whether a change is still true.
         may_use_reserve: for a write that makes room on a full disk, or closes. Raises what write() raises.
         """
-        with contextlib.nullcontext() if self._changing is None else self._changing(), self._lock:
+        keeps_others_away: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if self._changing is not None:
+            keeps_others_away = self._changing()
+        with keeps_others_away, self._lock:
             before = self._read_locked(name)
             offsets = dict(before)
             for key, offset in changes.items():
@@ -233,7 +235,8 @@ class OffsetCheckpoints:
             if offsets == before:
                 return
             rows = (f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(offsets.items()))
-            self._files.pop(name, None)  # a write that fails half way may have put the new file in place
+            # Forget what is known before the write: if it fails, the disk may have the old content or the new.
+            self._files.pop(name, None)
             reserve = None
             if may_use_reserve:
                 reserve = self._directory
@@ -242,7 +245,7 @@ class OffsetCheckpoints:
 
     def _read_locked(self, name: str) -> dict[Key, int]:
         known = self._files.get(name)
-        if known is None or self._changing is not None:
+        if known is None or self._changing is not None:  # another process may have replaced the file
             known = self._files[name] = read_offsets(self._fs, self._directory, name)
         return known
 
@@ -402,13 +405,16 @@ class ShownEnd(NamedTuple):
 
 def pack_shown_end(offset: int, *, is_replicated: bool = False) -> bytes:
     """Content of logcore.durable, with its own CRC; the complement of the offset for a replicated log."""
-    content = (~offset if is_replicated else offset).to_bytes(8, "big", signed=True)
+    number = offset
+    if is_replicated:
+        number = ~offset
+    content = number.to_bytes(8, "big", signed=True)
     return _DURABLE.pack(content, zlib.crc32(content))
 
 
 def read_shown_end(fs: FS, directory: str) -> ShownEnd | None:
     """The content of logcore.durable; None if the file does not exist."""
-    for _ in range(3):  # it is rewritten in place, so a reading may in theory meet a writing half way
+    for _ in range(3):  # the file is rewritten in place, so a read may see half of a write
         content = read(fs, directory, DURABLE_END)
         if content is None:
             return None

@@ -1,18 +1,17 @@
-"""Saves what is whole of damaged partitions: every sound batch, copied around the damage into a new directory.
+"""Saves the sound batches of damaged partitions: each is copied, around the damage, into a new directory.
 
-Rules:
-- The source is never written, locked or repaired. No process may be writing it: its files are mapped.
-- A batch is copied byte for byte or not at all, and keeps its offsets; a segment keeps the base offset of its file.
-- What is lost is reported as bytes of a file and as a range of offsets. No offset is given out twice: where the end is
-  lost, the copy goes on behind it. What was deleted does not come back: the log start is kept.
-- Where a marker may be lost, it is not known how a transaction ended, and no end is invented: the report names it.
-- What an interrupted compaction, a deletion or a recovery left (.swap, .deleted, .cleaned, .quarantine) fills gaps.
-- Indexes, snapshots and checkpoints are rebuilt.
-- A copy is whole or is none: a partition is made under a name that neither this library nor Kafka opens, and gets its
-  own when all is on disk; a log directory's file of topics, without which it cannot be opened, comes last.
+Rules: - The source is never written, locked or repaired. No process may be writing it: its files are mapped. - A batch
+is copied byte for byte or not at all, and keeps its offsets; a segment keeps the base offset of its file. - A loss is
+reported as bytes of a file and as a range of offsets. No offset is given to two records: if the end of a log is lost,
+the copy goes on behind that end. Deleted records do not come back: the log start is kept. - If the marker of a
+transaction may be lost, the report names the transaction. No end is invented for it. - Files that an interrupted
+compaction, a deletion or a recovery left (.swap, .deleted, .cleaned, .quarantine) fill gaps. - Indexes, snapshots and
+checkpoints are rebuilt. - A copy exists whole or not at all: a partition is made under a name that neither this library
+nor Kafka opens, and is renamed when all is on disk; a log directory's file of topics, without which it cannot be
+opened, comes last.
 
-The plan of a partition is made first and is small: a few numbers for each stretch between two damages. Which batches of
-a file are sound is the matter of searching.py. This module judges no file (verify.py) and mends none in place
+The plan of a partition is made first and is small: a few numbers for each stretch between two damages. searching.py
+finds the sound batches of a file. This module judges no file (verify.py) and repairs none in place
 (partition/recovery.py).
 """
 
@@ -65,9 +64,10 @@ from logcore.partition.transactions import Transactions
 from logcore.segment import ActiveSegment, Segment
 from logcore.staging.manifest import ASSIGNED, CLAIM, DAMAGED, READY, REFUSED, STATE, Manifest, read_state, staging_path
 
-#: Files that hold batches and belong to no log, those first that were nearest to belonging to one.
+#: Files that hold batches and are no segments. If two fill a gap, the first suffix counts: the order is how near the
+#: files were to being segments.
 _SPARE_SUFFIXES: Final = (LOG + SWAP, LOG + DELETED, LOG + CLEANED, QUARANTINE)
-#: What stands in the place of the file of topics until the copy of a log directory is whole.
+#: Content of the file of topics until the copy of a log directory is whole. Opening it is refused.
 _UNFINISHED_TOPICS: Final = b"a copy that `logcore recover` has not finished\n"
 
 
@@ -182,21 +182,30 @@ def salvage(
         gone: dict[Key, int | None] = {}
         for job in jobs:
             try:
-                partition = _Partition(fs, job, tick, given=staged.given.get(job.key, 0) if staged else 0)
+                given = 0
+                if staged is not None:
+                    given = staged.given.get(job.key, 0)
+                partition = _Partition(fs, job, tick, given=given)
             except StorageReadError as error:
                 lost.append(Part(path=job.source, reason=f"its files cannot be listed: {error.reason}"))
-                # So that opening the copy calls it gone, and does not begin it again at offset 0.
+                # Keep its recovery point: opening the copy then reports a missing partition. Without it, the partition
+                # would begin again at offset 0.
                 gone |= {key: end for key, end in known.items() if key == job.key}
             else:
                 done.append(partition.save())
         if staged is not None:
             _copy_directory(fs, origin, goal, done, lost, left_out)
             staged.copy(real, lost, left_out)
+        # The order matters after a crash. Checkpoints come before the names: a partition without its
+        # line of the log start could show deleted records. The file of topics comes last: without it the directory
+        # cannot be opened.
         _write_checkpoints(claim, done, gone)
         for one in done:
             _give_name(fs, fs.real_path(one.job.target))
         if staged is not None:
-            lost += (damaged := _copy_small(fs, origin, goal, checkpoint.TOPICS))
+            damaged = _copy_small(fs, origin, goal, checkpoint.TOPICS)
+            lost += damaged
+            # If the source has no such file that can be read, the copy has none: each directory is then a topic.
             if damaged or not fs.exists(os.path.join(origin, checkpoint.TOPICS)):
                 fs.unlink(os.path.join(real, checkpoint.TOPICS))
                 fs.sync_dir(real)
@@ -215,8 +224,8 @@ def salvage(
 
 @attrs.frozen
 class _Job:
-    """One partition to be copied. key: that of the copy. known_as: log directory -> what the log that is copied is
-    called by the checkpoints there.
+    """One partition to be copied. key: that of the copy. known_as: log directory -> the name that the checkpoints there
+    have for the source.
     """
 
     source: str
@@ -235,7 +244,9 @@ def _key_of(path: str) -> Key | None:
 
 
 def _beside(path: str) -> dict[str, Key]:
-    """The checkpoints beside a partition, also of one that a log directory has by a symbolic link."""
+    """The checkpoints beside a partition. path: resolved, because a log directory may have a partition by a symbolic
+    link to another log directory.
+    """
     own = _key_of(path)
     if own is None:
         return {}
@@ -243,16 +254,16 @@ def _beside(path: str) -> dict[str, Key]:
 
 
 def _known_as(fs: FS, source: str, target: str, key: Key) -> dict[str, Key]:
-    """Which checkpoints speak of a single partition: those beside it under its own name, if they list it. Else it was
-    moved, perhaps by the name (t-0 to t-0.bad), and those beside the copy speak of it, too.
+    """The checkpoints that know a single partition: those beside it under its own name, if they list it. Otherwise it
+    was moved or renamed (t-0 to t-0.bad), and the checkpoints beside the copy may know it too.
     """
     own = _key_of(source)
     parent = os.path.dirname(source)
     known = _beside(source)
     if own is not None and own in or_else({}, checkpoint.read_offsets, fs, parent, checkpoint.RECOVERY_POINT):
         return known
-    if not known and not fs.is_directory(os.path.join(parent, f"{key[0]}-{key[1]}")):  # else they speak of that one
-        known[parent] = key
+    if not known and not fs.is_directory(os.path.join(parent, f"{key[0]}-{key[1]}")):
+        known[parent] = key  # t-0.bad was t-0, as long as there is no other t-0
     if own in (None, key):
         known[os.path.dirname(target)] = key
     return known
@@ -260,18 +271,18 @@ def _known_as(fs: FS, source: str, target: str, key: Key) -> dict[str, Key]:
 
 def _check_free(fs: FS, goal: str, real: str) -> None:
     """Raises InvalidConfigError unless a copy can be made at a path."""
-    is_there = fs.is_directory(fs.real_path(goal))
-    if is_there:
+    is_directory = fs.is_directory(fs.real_path(goal))
+    names = []
+    if is_directory:
         names = fs.listdir(goal)
-    else:
-        names = []
     if fs.exists(unfinished(real)):
         raise InvalidConfigError(_CUT_OFF, path=unfinished(real))
-    if any(name.endswith(UNFINISHED) for name in names) or (
+    has_unfinished_topics = (
         checkpoint.TOPICS in names and checkpoint.read(fs, goal, checkpoint.TOPICS) == _UNFINISHED_TOPICS
-    ):
+    )
+    if has_unfinished_topics or any(name.endswith(UNFINISHED) for name in names):
         raise InvalidConfigError(_CUT_OFF, path=goal)
-    if names or (fs.exists(goal) and not is_there):
+    if names or (fs.exists(goal) and not is_directory):
         raise InvalidConfigError("there is something here already; name a new or an empty directory", path=goal)
     beside = staging_path(real)
     if fs.exists(beside):
@@ -282,8 +293,8 @@ _CUT_OFF: Final = "there is something here already: a copy that an earlier recov
 
 
 def _give_name(fs: FS, path: str) -> None:
-    """The moment from which a copy is a partition."""
-    if fs.exists(path):
+    """Makes the copy a partition, in one step."""
+    if fs.exists(path):  # an empty directory, by _check_free()
         fs.rmdir(path)
     fs.rename(unfinished(path), path)
     fs.sync_dir(os.path.dirname(path))
@@ -311,8 +322,9 @@ def _copy_directory(
 ) -> None:
     """Copies what a log directory holds beside partitions and topics, and adds what is lost and what is left out."""
     lost += _copy_small(fs, source, target, checkpoint.META_PROPERTIES)
-    lost += (ids := _copy_small(fs, source, target, checkpoint.PRODUCER_IDS))
-    if ids:  # an id that was given out must not be given to another producer
+    damaged_ids = _copy_small(fs, source, target, checkpoint.PRODUCER_IDS)
+    lost += damaged_ids
+    if damaged_ids:  # two producers must never get the same id: go on above all ids in the batches
         end = 0
         if done:
             end = max(one.producer_ids for one in done)
@@ -329,7 +341,7 @@ def _copy_directory(
 
 
 def _copy_small(fs: FS, source: str, target: str, *names: str) -> list[Part]:
-    """Copies small files that can be understood; those that cannot be, as lost parts."""
+    """Copies the small files that can be understood; returns the others as lost parts."""
     lost = []
     for name in names:
         path = os.path.join(source, name)
@@ -347,10 +359,10 @@ def _copy_small(fs: FS, source: str, target: str, *names: str) -> list[Part]:
 
 
 def _write_checkpoints(claim: Claim, done: Sequence[_Saved], gone: Mapping[Key, int | None]) -> None:
-    """Says where the copies begin and end; what other partitions have there stays."""
+    """Writes where the copies begin and end; the lines of other partitions stay."""
     starts = {one.job.key: one.report.log_start_offset or None for one in done}
     ends = {**gone, **{one.job.key: one.report.log_end_offset for one in done}}
-    # Of another log that had the name.
+    # Lines that exist already under the name of a copy are those of another log, unless they are the source's own.
     stale = {one.job.key: None for one in done if one.job.known_as.get(claim.directory) != one.job.key}
     for name in (checkpoint.HIGH_WATERMARK, checkpoint.CLEANER):
         claim.checkpoints.set(name, stale)
@@ -359,11 +371,11 @@ def _write_checkpoints(claim: Claim, done: Sequence[_Saved], gone: Mapping[Key, 
 
 
 class _Staged:
-    """The writes of many tasks that stand beside a log directory (staging/): those that were published are copied,
-    with what says which ones are done.
+    """The staged writes beside a log directory (staging/): the published ones are copied, with the files that say which
+    ones are done.
 
-    given: (topic, partition) -> end of the offsets that a write got which was still being put in place. Its files must
-    go where the source had room for them, so it is not copied.
+    given: (topic, partition) -> end of the offsets that were given to a write and not yet filled by it. The write is
+    not copied: its files are made for these offsets of the source, and the copy goes on behind them.
     """
 
     def __init__(self, fs: FS, directory: str) -> None:
@@ -371,9 +383,9 @@ class _Staged:
         self.path = staging_path(directory)
         self.given: dict[Key, int] = {}
         self.lost: list[Part] = []
-        self.kept: list[str] = []  # files of the staging directory
-        self.txids: set[str] = set()  # directories in it whose files are named by one of those
-        self.unplaced: set[str] = set()  # and those whose files belong in places that they have got
+        self.kept: list[str] = []  # files of the staging directory to copy
+        self.txids: set[str] = set()  # its directories to copy: a kept manifest names their files
+        self.unplaced: set[str] = set()  # its directories of the writes in `given`
         if fs.is_directory(self.path):
             self.names = or_else([], fs.listdir, self.path)
         else:
@@ -410,13 +422,14 @@ class _Staged:
         return Manifest.unpack(content or b"", os.path.join(self.path, name))
 
     def copy(self, directory: str, lost: list[Part], left_out: list[Part]) -> None:
-        """Copies what is kept beside the copy of the log directory, files before what names them."""
+        """Copies the kept files beside the copy of the log directory, each manifest after the files that it names."""
         fs = self.fs
         target = staging_path(directory)
         lost += self.lost
+        accounted = self.txids | self.unplaced
         for name in sorted(self.names):
             path = os.path.join(self.path, name)
-            if fs.is_directory(path) and name not in self.txids | self.unplaced:
+            if fs.is_directory(path) and name not in accounted:
                 left_out.append(Part(path=path, reason="staged files that no write was published of"))
         if not self.kept:
             return
@@ -447,7 +460,7 @@ class _Staged:
 
 @attrs.frozen
 class _Saved:
-    """producer_ids: above all that any batch kept has."""
+    """producer_ids: the first number above all producer ids of the copied batches."""
 
     job: _Job
     report: PartitionReport
@@ -475,19 +488,20 @@ class _Partition:
         self.left_out: list[Part] = []
         self.losses: list[int] = []  # offsets in front of which something is lost, rising
         self.found: list[Extent | BadStretch] = []  # in the files of the log
-        self.read_spares: dict[str, list[Extent]] = {}  # spare files -> what they have that tells of this log
-        self.spare_extents: list[tuple[Extent, int, str]] | None = (
-            None  # of all of them, by offset; None: not asked yet
-        )
+        # Spare files are read when the first gap needs them. The two lists below are of all of them together, by first
+        # offset; spare_ends is the highest end up to each extent.
+        self.read_spares: dict[str, list[Extent]] = {}  # name of a spare file -> its extents that belong to this log
+        self.spare_extents: list[tuple[Extent, int, str]] | None = None
         self.spare_ends: list[int] = []
         self.noted = [Noted.read(fs, self.source, directory, key) for directory, key in job.known_as.items()]
         if not self.noted:
             self.noted = [Noted.read(fs, self.source, os.path.dirname(fs.real_path(self.source)), None)]
         notes = self.noted[0].notes
         known = [one.gaps for one in self.noted]
+        # If two sets of checkpoints know the partition, believe only what both say.
         self.gaps = Gaps(gaps.Noted(max(one.dense_from for one in known), all(one.has_seals for one in known)))
-        was_opened = notes.policy is not None
-        self.is_compacted = any(one.cleaned_to for one in self.noted) or (was_opened and notes.dense_from > 0)
+        was_opened_here = notes.policy is not None  # by this library, which notes where gaps may be
+        self.is_compacted = any(one.cleaned_to for one in self.noted) or (was_opened_here and notes.dense_from > 0)
 
     def save(self) -> _Saved:
         fs = self.fs
@@ -497,7 +511,7 @@ class _Partition:
         for extent in extents:
             segments.setdefault(extent.base, []).append(extent)
         if not extents or extents[-1].next_offset < end:
-            segments[end] = []  # no offset is given out twice
+            segments[end] = []  # an empty segment, so that the copy goes on behind the lost end
         copy = _Copy(fs, self.work, self._producers(start, end), self.losses)
         for base, parts in segments.items():
             copy.write(base, parts)
@@ -507,7 +521,8 @@ class _Partition:
         if len(copy.producers):
             checkpoint.write(fs, self.work, file_name(end, SNAPSHOT), copy.producers.pack())
         self.lost += _copy_small(fs, self.source, self.work, checkpoint.PARTITION_METADATA)
-        if self.gaps.dense_from < order.NEVER and not self.lost:  # with a gap it is a log as Kafka leaves them
+        # The policy file says from where on the log has no gaps. A copy with a loss has gaps, and gets no such file.
+        if self.gaps.dense_from < order.NEVER and not self.lost:
             _copy_small(fs, self.source, self.work, checkpoint.POLICY)
         fs.sync_dir(self.work)
         report = PartitionReport(
@@ -539,7 +554,7 @@ class _Partition:
     # -- the plan --------------------------------------------------------------------------------------------------
 
     def _plan(self) -> tuple[int, int, list[Extent]]:
-        """(log start offset, log end offset, what is copied, by offset); notes what is lost and what is left out."""
+        """(log start offset, log end offset, extents to copy, by offset); notes losses and the parts left out."""
         found: list[Extent | BadStretch] = []
         swapped = self._take_swaps()
         for base, next_base in itertools.zip_longest(self.bases, self.bases[1:]):
@@ -551,7 +566,8 @@ class _Partition:
                     high = min(next_base, _limit(base))
                 found += Search(source, base, base, high, is_dense=base >= self.gaps.dense_from).found
                 found += self._cut_short(source, base, next_base, found)
-        # What was on disk or was shown to readers had its offsets, wherever it is now.
+        # The copy ends at or behind every offset that was given out: to a staged write, to records that were on disk or
+        # visible by the checkpoints, to the last segment, to the last batch.
         ends = [one.next_offset for one in found if one.next_offset]
         end = max([self.given, *(one.end for one in self.noted), *self.bases[-1:], *ends[-1:]])
         start = self._begin(end)
@@ -563,13 +579,19 @@ class _Partition:
         extents = self._account(found, start, end)
         for name in self.spares:
             self._leave(name, "left by a recovery, a deletion or a compaction; used to fill gaps only")
+        # An extent of a spare file may name a base below that of the segment before it, or too far below its offsets.
         base = 0
         for one in extents:
-            base = one.base = max(base, one.base)
+            base = max(base, one.base)
             if one.next_offset > _limit(base):
-                base = one.base = one.first
-        start = max(start, extents[0].base if extents else end)
-        return start, max([end, *(one.next_offset for one in extents[-1:])]), extents
+                base = one.first
+            one.base = base
+        if extents:
+            start = max(start, extents[0].base)
+            end = max(end, extents[-1].next_offset)
+        else:
+            start = max(start, end)
+        return start, end, extents
 
     def _cut_short(
         self, source: Source, base: int, next_base: int | None, found: Sequence[Extent | BadStretch]
@@ -579,7 +601,7 @@ class _Partition:
             return []
         reached = max(base, *(one.next_offset for one in found if one.base == base), 0)
         if self.gaps.is_loss(reached, next_base):
-            return []  # the gap itself says so
+            return []  # _account() reports this gap
         segment = Segment(self.fs, self.source, base)
         reason = or_else("", self.gaps.loss_behind, segment, reached, next_base)
         if reason:
@@ -601,17 +623,16 @@ class _Partition:
         return max(begins, default=min(self.bases, default=0))
 
     def _take_swaps(self) -> dict[int, Source]:
-        """The new segments of compactions that got as far as taking the first old one away: they are the log, instead
-        of those that they replace (recovery.decide_swap). A damaged one is left among the spare files.
+        """The new segments of compactions that had removed the first old segment already: they belong to the log,
+        instead of the old ones (recovery.decide_swap). A damaged one stays among the spare files.
         """
         taken: dict[int, Source] = {}
         for name in [name for name in self.spares if name.endswith(LOG + SWAP)]:
             base = leading_offset(name)
-            if base is None or base in self.bases:
-                source = None
-            else:
-                source = self._open(name)
-            if base is None or source is None:
+            if base is None or base in self.bases:  # no old segment was removed yet
+                continue
+            source = self._open(name)
+            if source is None:
                 continue
             self.spares[name] = source
             parts = Search(source, base, base, _limit(base)).found
@@ -640,12 +661,12 @@ class _Partition:
         self.left_out.append(Part(path=os.path.join(self.source, name), reason=reason))
 
     def _account(self, found: Sequence[Extent | BadStretch], start: int, end: int) -> list[Extent]:
-        """All extents by offset, with those that fill gaps; says of each gap and each damage what is missing."""
+        """All extents by offset, with those that fill gaps; notes for each gap and each damage the missing offsets."""
         is_compacted = self.is_compacted or any(one.has_gaps for one in found if isinstance(one, Extent))
         extents: list[Extent] = []
-        here: list[BadStretch] = []
-        low = start
-        for one in (*found, None):
+        here: list[BadStretch] = []  # damages since the last extent
+        low = start  # the next offset that has to be found
+        for one in (*found, None):  # None: the end of the log
             if isinstance(one, BadStretch):
                 here.append(one)
                 continue
@@ -675,7 +696,7 @@ class _Partition:
         for name, spare in self._spares_in(low, high):
             more: list[Extent] = []
             for gap_low, gap_high in _gaps(low, high, filling):
-                # Not across the border of a segment.
+                # A filling must not cross the border of a segment, so the gap is cut at each base offset inside it.
                 borders = [gap_low, *(base for base in self.bases if gap_low < base < gap_high), gap_high]
                 for part_low, part_high in itertools.pairwise(borders):
                     base = leading_offset(name) or 0
@@ -691,7 +712,7 @@ class _Partition:
         if self.spare_extents is None:
             found = [(one, order, name) for order, name in enumerate(self.spares) for one in self._spare(name)]
             self.spare_extents = sorted(found, key=lambda row: row[0].first)
-            # Up to each of them, how far one reaches: going back from high, it ends where none reaches low any more.
+            # The search below goes back from high. It may stop where the highest end so far is at or below low.
             self.spare_ends = [*itertools.accumulate((row[0].next_offset for row in self.spare_extents), max)]
         at = bisect_left(self.spare_extents, high, key=lambda row: row[0].first) - 1
         found_in: dict[tuple[int, str], list[Extent]] = {}
@@ -703,27 +724,29 @@ class _Partition:
         return [(name, found_in[order, name]) for order, name in sorted(found_in)]
 
     def _spare(self, name: str) -> list[Extent]:
-        """What a spare file has, if it tells of this log and not of what had its offsets before. Without gaps the
-        batches that both have are the same ones; and what a recovery cut off was not written again.
+        """The extents of a spare file; none if they belong to an earlier log that had the same offsets. That shows in
+        two ways: the log was written behind the place where a recovery cut it, or, in a log without gaps, a batch of
+        the spare file differs from the batch of the log at the same offset.
         """
         if name not in self.read_spares:
             source = self.spares[name] = self.spares[name] or self._open(name)
             low = leading_offset(name) or 0
+            theirs: list[Extent] = []
             if source is not None:
                 theirs = Search(source, low, low, _limit(low), is_marked=True).extents
-            else:
-                theirs = []
-            # <base>.<position of the cut>.quarantine: whatever stands there now has its offsets.
-            cut = quarantined_position(name)
-            goes_on = cut is not None and any(
+            cut = quarantined_position(name)  # None unless the name is <base>.<position of the cut>.quarantine
+            was_written_again = cut is not None and any(
                 one.base > low or (one.base == low and one.end > cut) for one in self.found
             )
-            same = True
+            is_same_log = True
             if not self.gaps.dense_from and theirs:
                 ours = [one for one in self.found if isinstance(one, Extent)]
                 known = _crcs(ours, theirs[0].first, theirs[-1].next_offset)
-                same = all(known.get(offset, crc) == crc for offset, crc in _crcs(theirs, low, _limit(low)).items())
-            self.read_spares[name] = theirs if same and not goes_on else []
+                crcs = _crcs(theirs, low, _limit(low))
+                is_same_log = all(known.get(offset, crc) == crc for offset, crc in crcs.items())
+            if was_written_again or not is_same_log:
+                theirs = []
+            self.read_spares[name] = theirs
         return self.read_spares[name]
 
     def _note_lost(
@@ -750,7 +773,9 @@ class _Partition:
             self.lost.append(Part(path=path, position=position, size_bytes=size, reason=reason, **offsets))
 
     def _note_damage(self, here: Sequence[BadStretch], *, is_end: bool) -> None:
-        """Notes damage without which no offset is missing. Behind the end of the log that is not known."""
+        """Notes damage that costs no offset. Behind the end of the log it may have cost some: count it as a loss,
+        unless it is zeros.
+        """
         for one in here:
             size = one.end - one.position
             reason = one.source.why(one.position, one.end, one.reason)
@@ -786,10 +811,10 @@ def _gaps(low: int, high: int, filling: Sequence[Extent]) -> list[tuple[int, int
 
 
 class _Copy:
-    """Writes the segments of one partition in order, and learns from their heads what else is to be written.
+    """Writes the segments of one partition in order, and gathers from the batch heads the facts for its other files.
 
     losses: offsets in front of which something is lost, rising. epochs: (leader epoch, start offset), rising in both.
-    producer_ids: above all in the heads.
+    producer_ids: the first number above all producer ids in the heads.
     """
 
     def __init__(self, fs: FS, directory: str, producers: Producers, losses: Sequence[int]) -> None:
@@ -804,7 +829,7 @@ class _Copy:
         self.producer_ids = 0
 
     def _pass(self, offset: int) -> None:
-        """What is lost before an offset may have held the markers of those transactions that are open there."""
+        """Marks transactions as doubtful: those open at a loss before an offset, which may have held their markers."""
         if self.losses and self.losses[0] <= offset:
             self.losses = self.losses[bisect_right(self.losses, offset) :]
             self.doubtful |= dict.fromkeys(self.transactions.open.items())
@@ -850,11 +875,15 @@ class _Copy:
             behind = ids[ids["base_offset"] >= self.producers.next_offset]
             epochs_of = coordinator_epochs(cast(Segment, source))
             self.producers.add_facts(behind, lambda position: or_else(-1, epochs_of, position))
-        # An epoch that the next batch takes back is a damaged one: no CRC covers it.
+        # No CRC covers the leader epoch of a batch. Epochs never fall, so one that is above the next one is damaged.
         epochs = modern["partition_leader_epoch"]
-        steps = np.flatnonzero((np.diff(epochs, prepend=-2) != 0) & (epochs <= np.append(epochs[1:], layout.INT32_MAX)))
-        for row in steps.tolist():
-            if epochs[row] > (self.epochs[-1][0] if self.epochs else -1):
+        has_changed = np.diff(epochs, prepend=-2) != 0
+        is_sound = epochs <= np.append(epochs[1:], layout.INT32_MAX)
+        for row in np.flatnonzero(has_changed & is_sound).tolist():
+            latest = -1
+            if self.epochs:
+                latest = self.epochs[-1][0]
+            if epochs[row] > latest:
                 self.epochs.append((int(epochs[row]), int(modern["base_offset"][row])))
         known = len(self.transactions.entries)
         self.transactions.add(modern, lambda position: _control_type(source, position))

@@ -2,15 +2,15 @@
 
 What the three verdicts mean:
 - damaged: bytes that were written and acknowledged may be lost or wrong, or Kafka would refuse the file.
-- warning: opening the log repairs it: a torn tail, an index that misleads (an index is only ever a cache); or
-  cannot be known, such as a gap in the offsets of a log that Kafka wrote.
+- warning: either opening the log repairs it, such as a torn tail or a wrong index (an index is only a cache), or the
+  truth cannot be known, such as for a gap in the offsets of a log that Kafka wrote.
 - ok: as it should be.
 
-Beside files, missing segments have verdicts: where offsets that were on disk lie in no segment.
+Missing segments get verdicts too: offsets that were on disk and lie in no segment.
 
 Rules:
-- Nothing is written, locked or repaired; a running writer is not disturbed, and its last batch may look torn. What does
-  not look sound is judged again where files or notes have changed since they were listed.
+- Nothing is written, locked or repaired; a running writer is not disturbed, and its last batch may look torn. A file
+  that does not look sound is judged again if files or notes have changed since they were listed.
 - Foreign bytes never cause anything but a verdict or a LogcoreError.
 - Memory is bounded by one batch and one index, not by the length of a log.
 
@@ -65,7 +65,7 @@ from logcore.segment import ActiveSegment, GrowingSegment, Segment
 
 Status = Literal["ok", "warning", "damaged"]
 
-#: How often a partition is checked that changes each time while it is judged.
+#: How often a partition is checked if it changes during each check.
 _LOOKS: Final = 5
 
 
@@ -145,10 +145,12 @@ def _topics_going(fs: FS, directory: str) -> set[str]:
 
 
 def _verify_missing(fs: FS, directory: str) -> Iterator[Verdict]:
-    """Partitions that had records, by the checkpoints, and have no directory. Checked twice: who deletes a topic
-    renames its directories, and then takes it out of the checkpoints.
-    """
-    missing = _missing(fs, directory) and _missing(fs, directory)
+    """Partitions that had records, by the checkpoints, and have no directory."""
+    missing = _missing(fs, directory)
+    if missing:
+        # The deletion of a topic renames its directories first and removes it from the checkpoints afterwards. A second
+        # check finds it removed.
+        missing = _missing(fs, directory)
     for (topic, number), end in missing.items():
         path = os.path.join(directory, partition_name(topic, number))
         detail = f"the directory of a partition that reached offset {end} is gone"
@@ -164,7 +166,8 @@ def _missing(fs: FS, directory: str) -> dict[tuple[str, int], int]:
     names = fs.listdir(directory)
     half = _topics_going(fs, directory)
     present = {partition_of(name) for name in names}
-    # Kafka's, which is to take the lines out a minute later, or does not know whose they are.
+    # Kafka renames a directory like this to delete it, or because it does not know the topic. The lines of the
+    # partition stay in the checkpoints for another minute.
     going = [name for name in names if name.endswith(("-delete", "-stray"))]
     return {
         key: end
@@ -182,7 +185,10 @@ def _verify_small(fs: FS, path: str, kind: str) -> Verdict:
     try:
         size = fs.file_size(path)
         rows = sum(1 for row in DUMPERS[kind](fs, path) if row["type"] not in ("padding", "fragment"))
-        return Verdict(path=path, kind=kind, status="ok", detail=_entries(rows) if rows != 1 else "", size_bytes=size)
+        detail = ""
+        if rows != 1:  # most small files hold one fact, which is no list of entries
+            detail = _entries(rows)
+        return Verdict(path=path, kind=kind, status="ok", detail=detail, size_bytes=size)
     except (FileNotFoundError, LogNotFoundError):
         return Verdict(path=path, kind=kind, status="ok", detail="removed meanwhile")
     except LogcoreError as error:
@@ -251,14 +257,15 @@ class _Look:
         next_base = None
         if slot < len(self.bases):
             next_base = self.bases[slot]
-        return _FileContext(next_base, self.noted, self.swaps, is_rebuilt=next_base is None and not self.is_clean)
+        is_active = next_base is None
+        return _FileContext(next_base, self.noted, self.swaps, is_rebuilt=is_active and not self.is_clean)
 
 
 @attrs.frozen
 class _FileContext:
-    """What else is known of the partition a segment lies in: where the next segment begins (None for the active one),
-    what is noted of the log, where segments begin that are about to get their names, and whether opening the log makes
-    again all that is beside this segment's batches.
+    """The partition around a segment. next_base: where the next segment begins, None for the active one. noted: the
+    notes and checkpoints of the log. swaps: where segments begin that a compaction is about to put in place.
+    is_rebuilt: whether opening the log rebuilds all files beside this segment's batches.
     """
 
     next_base: int | None
@@ -309,7 +316,7 @@ def _settled(
         if again == look and _identity(fs, path) == before:
             break
         look = again
-    else:  # it cannot be known whether it was damage or what its writer was about
+    else:  # the file changed during every check: it may be damaged, or its writer may have been at work
         for at, one in enumerate(found):
             if one.status == "damaged":
                 detail = f"it went on changing while it was checked; the last time: {one.detail}"
@@ -325,24 +332,22 @@ def _identity(fs: FS, path: str) -> tuple[int, int] | None:
 
 
 def _verify_front(directory: str, look: _Look) -> Iterator[Verdict]:
-    """A verdict where the first segments are gone, or all."""
+    """A verdict if the first segments are missing, or all."""
     noted = look.noted
     bases = sorted([*look.bases, *look.swaps])
     if bases:
         begin = noted.begin(bases[0])
-    else:
-        begin = noted.log_start
-    if bases:
         end = bases[0]
     else:
+        begin = noted.log_start
         end = noted.end
     detail = ""
     if begin < end:
         detail = f"offsets {begin} to {end - 1} lie in no segment, and were not deleted"
-    elif not bases and (
-        left := [name for name in look.names if base_offset_of(name, os.path.splitext(name)[1]) is not None]
-    ):
-        detail = f"there is no segment, only a file that belonged to one: {left[0]}"
+    elif not bases:
+        left = [name for name in look.names if base_offset_of(name, os.path.splitext(name)[1]) is not None]
+        if left:
+            detail = f"there is no segment, only a file that belonged to one: {left[0]}"
     if detail:
         path = os.path.join(directory, file_name(begin, LOG))
         yield Verdict(path=path, kind="log", status="damaged", detail=detail, offset=begin)
@@ -455,8 +460,8 @@ class _Walked:
 def _verify_log(fs: FS, directory: str, base: int, place: _FileContext, checks: list[_Check]) -> Verdict:
     path = os.path.join(directory, file_name(base, LOG))
     try:
-        # The last segment may be growing or be cut by its writer, which would kill a process that maps it. Sealed
-        # ones do not change, and mapped they are walked half as fast again.
+        # The last segment is read, not mapped: its writer may truncate it, and a process that touches a lost page of a
+        # mapping is killed. Sealed segments do not change, and a walk over a mapping is one and a half times as fast.
         growing = LogFile(fs, path)
         segment: LogFile | Segment
         if place.next_base is None:
@@ -464,8 +469,11 @@ def _verify_log(fs: FS, directory: str, base: int, place: _FileContext, checks: 
         else:
             segment = Segment(fs, directory, base)
         walked = _walk(segment, place, checks)
-        for check in checks:  # an index is judged only by what can be walked
-            check.finish(growing.size_bytes if walked.bad_position is None else None)
+        walked_size = None  # an index is judged only by batches that could be walked
+        if walked.bad_position is None:
+            walked_size = growing.size_bytes
+        for check in checks:
+            check.finish(walked_size)
         return _judge_log(growing, walked, place)
     except FileNotFoundError:
         return Verdict(path=path, kind="log", status="ok", detail="removed meanwhile")
@@ -484,9 +492,8 @@ def _walk(segment: Segment, place: _FileContext, checks: list[_Check]) -> _Walke
             good = facts[:count]
             walked.end_offset = int(good["last_offset"][-1]) + 1
             if walked.recovery_position is None and walked.end_offset > place.noted.recovery_point:
-                walked.recovery_position = int(
-                    good["position"][np.argmax(good["last_offset"] >= place.noted.recovery_point)]
-                )
+                first_above = np.argmax(good["last_offset"] >= place.noted.recovery_point)
+                walked.recovery_position = int(good["position"][first_above])
             for check in checks:
                 check.add(good)
         if reason:
@@ -511,8 +518,10 @@ def _in_order(facts: layout.Facts, walked: _Walked, base_offset: int, place: _Fi
     walked.is_refused = fault is order.Fault.GAP
     if fault is None:
         return row, ""
-    is_new = facts["magic"][row] == 2
-    first = int(facts["base_offset" if is_new else "last_offset"][row])
+    field = "base_offset"
+    if facts["magic"][row] != 2:  # an entry of v0 or v1 stores its last offset only
+        field = "last_offset"
+    first = int(facts[field][row])
     last = int(facts["last_offset"][row])
     if fault is not order.Fault.FAR:
         return row, f"offset {first} does not follow {order.end_of(facts[:row], walked.end_offset) - 1}"
@@ -528,7 +537,8 @@ def _count(segment: Segment, facts: layout.Facts, count: int, reason: str, walke
     for row in np.flatnonzero(~modern[:count]).tolist():
         try:
             batch = segment.batch(int(facts["position"][row]))
-            walked.records += len(batch.records()) if batch is not None else 0
+            if batch is not None:
+                walked.records += len(batch.records())
         except StorageReadError:
             raise
         except LogcoreError as error:
@@ -537,9 +547,10 @@ def _count(segment: Segment, facts: layout.Facts, count: int, reason: str, walke
             walked.is_refused = True
             break
     good = facts[:count][modern[:count]]
+    offsets_spanned = good["last_offset"] - good["base_offset"] + 1
     walked.batches += count
     walked.records += int(good["record_count"].sum(dtype=np.int64))
-    walked.has_gaps |= bool(np.any(good["record_count"] < good["last_offset"] - good["base_offset"] + 1))
+    walked.has_gaps |= bool(np.any(good["record_count"] < offsets_spanned))  # as compaction leaves them
     return count, reason
 
 
@@ -555,6 +566,7 @@ def _judge_log(segment: GrowingSegment, walked: _Walked, place: _FileContext) ->
         size_bytes=size,
     )
     is_active = place.next_base is None
+    # The recovery point says what was on disk. A log that ends below it has lost acknowledged records.
     lost = is_active and walked.end_offset < place.noted.recovery_point
     if position is None and not lost:
         if is_active or walked.end_offset == place.next_base:
@@ -563,19 +575,21 @@ def _judge_log(segment: GrowingSegment, walked: _Walked, place: _FileContext) ->
     if position is None:
         detail = f"the log ends at offset {walked.end_offset}, but up to {place.noted.recovery_point} it was on disk"
         return attrs.evolve(verdict, status="damaged", detail=detail, position=size, offset=walked.end_offset)
-    # Asked of the same table that opening the log asks. Its writer may have cut the file since.
+    # The table of partition/recovery.py decides, as when the log is opened. Its writer may have cut the file meanwhile.
     segment.refresh()
     only_zeros, next_batch_bytes = recovery.look_behind(cast(ActiveSegment, segment), position, walked.end_offset)
-    known = position
+    known = position  # up to there the bytes were on disk
     if lost:
         known = size + 1
     elif walked.recovery_position is not None:
         known = walked.recovery_position
-    action = decide(
-        TailFacts(position, known, only_zeros, next_batch_bytes, place.noted.notes.policy or Durability("os"))
-    )
-    left = f"{size - position} {'zero ' if only_zeros else ''}bytes from here on"
-    if is_active and next_batch_bytes is None and action is not Action.FAIL and not walked.is_refused:
+    policy = place.noted.notes.policy or Durability("os")
+    action = decide(TailFacts(position, known, only_zeros, next_batch_bytes, policy))
+    left = f"{size - position} bytes from here on"
+    if only_zeros:
+        left = f"{size - position} zero bytes from here on"
+    is_torn = next_batch_bytes is None and action is not Action.FAIL and not walked.is_refused
+    if is_active and is_torn:
         detail = f"torn tail: {walked.reason}; opening the log cuts the {left}"
         status: Status = "warning"
     else:
@@ -604,7 +618,7 @@ def _judge_gap(segment: Segment, walked: _Walked, next_base: int, place: _FileCo
 
 
 class _Check(Protocol):
-    """Facts about a file beside the .log, gathered while that is walked."""
+    """Facts about a file beside the .log, gathered during the walk over the .log."""
 
     def __init__(self, fs: FS, path: str, base: int, place: _FileContext) -> None: ...
     def add(self, facts: layout.Facts) -> None:
@@ -652,7 +666,9 @@ class _EntriesCheck:
     def verdict(self) -> Verdict:
         table = self.table
         size = len(self.entries) * self.dtype.itemsize + table.padding_bytes + table.fragment_bytes
-        detail = _entries(len(self.entries)) + (", zero-padded while it is written" if table.padding_bytes else "")
+        detail = _entries(len(self.entries))
+        if table.padding_bytes:
+            detail += ", zero-padded while it is written"
         found = Verdict(path=self.path, kind=self.kind, status="ok", detail=detail, size_bytes=size)
         if self.reason:
             position = None
@@ -684,10 +700,11 @@ class _IndexCheck(_EntriesCheck):
     def add(self, facts: layout.Facts) -> None:
         if self.reason or not len(self.entries):
             return
+        start = int(facts["position"][0])
         end = int(facts["position"][-1]) + int(facts["size_bytes"][-1])
-        first, stop = np.searchsorted(self.positions, [int(facts["position"][0]), end]).tolist()
-        rows = np.searchsorted(facts["position"], self.positions[first:stop], side="right") - 1
+        first, stop = np.searchsorted(self.positions, [start, end]).tolist()  # entries that point into these batches
         here = self.positions[first:stop]
+        rows = np.searchsorted(facts["position"], here, side="right") - 1  # the batch that each entry points into
         self.fault(facts["position"][rows] != here, "no batch begins at its position", first)
         self.fault(
             facts["last_offset"][rows] > self.offsets[first:stop], "the batch it points at lies behind it", first
@@ -721,6 +738,8 @@ class _TimeCheck(_EntriesCheck):
             largest = np.maximum(np.maximum.accumulate(facts["max_timestamp"]), self.largest)
             last = facts["last_offset"]
             first, stop = np.searchsorted(self.offsets, [int(self.end), int(last[-1]) + 1]).tolist()
+            # For each entry in the range of these batches: the last batch wholly before it, -1 if that was in an
+            # earlier call, and the largest timestamp up to the end of that batch.
             rows = np.searchsorted(last, self.offsets[first:stop]) - 1
             before = np.where(rows >= 0, largest[np.maximum(rows, 0)], self.largest)
             self.fault(before > self.timestamps[first:stop], "an older record has a larger timestamp", first)
@@ -744,8 +763,8 @@ class _TimeCheck(_EntriesCheck):
 class _TxnCheck(_EntriesCheck):
     """.txnindex: aborted transactions that end in this segment, in the order of their markers.
 
-    Damaged rather than doubtful when wrong, but for the active one after a crash, which opening rebuilds: readers of
-    committed data go by it.
+    A wrong one is damaged, not a warning: readers of committed data rely on it. The exception is that of the active
+    segment after a crash, which opening rebuilds.
     """
 
     kind = "txnindex"
