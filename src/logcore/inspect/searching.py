@@ -1,24 +1,22 @@
 """The sound batches of one file that may be damaged, and where damage lies between them.
 
-How a file is read: batch by batch, CRCs, records and all, as long as one follows the other. Behind damage the next
-batch is looked for in this order:
-1. By the length in the damaged head, where a sound batch or the end of the file stands there.
-2. By that length with one bit turned back, where the CRC then is right: only the length was wrong.
-3. By a search at every byte. A batch may stand inside the value of another, so one that is found so counts only if
-   what follows it looks like a log, too.
-Offsets, which no CRC covers, have to rise. Of two batches that contradict each other, the one goes that does not
-continue the batch before.
+A file is read batch by batch, with CRCs and records, as long as one batch follows the other. Behind damage the next
+batch is found by the first of these ways that succeeds: 1. The length in the damaged head leads to a sound batch or to
+the end of the file. 2. That length with one bit flipped back gives the right CRC: only the length was wrong. 3. A
+search at every byte. A record's value may hold a batch, so a batch that is found like this counts only if the bytes
+behind it look like a log too. Offsets, which no CRC covers, have to rise. If two batches contradict each other, the one
+that does not continue the batch before is dropped.
 
 Rules:
 - No process may be writing the file: it is mapped.
-- A batch is sound if its CRC is right and its records can be decoded. Where only the codec's package is missing, or
-  they inflate to more than memory should hold, the CRC has to do.
-- The work grows with the size of the file, whatever stands in it: foreign bytes may look like a head at every place,
-  and each such head may claim all of the rest.
-- What is kept of a file is small: a few numbers for each stretch between two damages. Only where parts are going to be
-  cut out, some for each few batches too, so that a cut costs what it cuts.
+- A batch is sound if its CRC is right and its records can be decoded. If they cannot be decoded because the codec's
+  package is missing, or because they inflate to more than memory should hold, a right CRC is enough.
+- The work grows in proportion to the size of the file, whatever the file holds. Foreign bytes may look like a head at
+  every position, and each such head may claim the whole rest of the file.
+- A search keeps little: a few numbers for each stretch between two damages. If parts will be cut out of the result, it
+  keeps some for every 64 batches too, so that a cut reads little more than the part.
 
-This module knows no partition: what is missing, and what may take its place, is the matter of salvage.py.
+This module knows no partition: salvage.py finds out which offsets are missing and what may fill the gap.
 """
 
 from __future__ import annotations
@@ -50,24 +48,26 @@ _SECTOR_BYTES: Final = 4096
 _MARK_BATCHES: Final = 64
 #: Records decoded at once, to see whether they can be.
 _DECODE_ROWS: Final = 1 << 16
-#: Kafka's max.message.bytes. A longer chain of batches lies in no value of a usual batch.
+#: Kafka's max.message.bytes. A longer chain of batches does not fit into one record's value, so it is a log.
 _LARGEST_BATCH_BYTES: Final = (1 << 20) + layout.LOG_OVERHEAD
-#: How far behind the last offset a head may go on that has to be recognised without its CRC.
+#: The most offsets between a batch and the next head, if that head is recognised without its CRC.
 _NEAR_OFFSETS: Final = 1 << 20
+#: Base offset, length, leader epoch, magic: the same four fields at the same positions in v2, and nearly so in v0 and
+#: v1, where the CRC stands instead of the leader epoch.
 _PREFIX: Final = struct.Struct(">qiib")
-#: Where in a v2 batch the byte stands that names its codec.
+#: Position in a v2 batch of the byte that names its codec.
 _ATTRIBUTES: Final = layout.CRC_START + 1
 
 
 class Source:
-    """A file of batches, mapped. Where it cannot be read, its bytes are zeros, and unreadable has [start, end)."""
+    """A file of batches, mapped. Bytes that cannot be read are zeros here; unreadable lists them as [start, end)."""
 
     def __init__(self, fs: FS, path: str, scratch: str) -> None:
         self.path = path
         self.unreadable: list[tuple[int, int]] = []
         with opened(fs, path) as handle:
             self.size = fs.size(handle)
-            # Read once before it is mapped: what a mapping cannot read kills the process.
+            # Read all once before mapping it: a process that touches an unreadable page of a mapping is killed.
             for position in range(0, self.size, _PIECE_BYTES):
                 try:
                     fs.pread(handle, _PIECE_BYTES, position)
@@ -129,15 +129,18 @@ class Extent:
     marks: list[tuple[int, int]] = attrs.Factory(list)
 
     def around(self, low: int, high: int) -> tuple[int, int]:
-        """Where in the file the batches begin and end among which those in [low, high) are, with few others."""
+        """(start, end) in the file of a part that holds all batches in [low, high), and few others."""
         if low >= self.next_offset or high <= self.first:
             return self.end, self.end
-        start = bisect_right(self.marks, low, key=lambda mark: mark[0]) - 1
-        stop = bisect_left(self.marks, high, key=lambda mark: mark[0])
-        return (
-            self.marks[start][1] if start >= 0 else self.position,
-            self.marks[stop][1] if stop < len(self.marks) else self.end,
-        )
+        mark_below = bisect_right(self.marks, low, key=lambda mark: mark[0]) - 1
+        mark_above = bisect_left(self.marks, high, key=lambda mark: mark[0])
+        start = self.position
+        if mark_below >= 0:
+            start = self.marks[mark_below][1]
+        end = self.end
+        if mark_above < len(self.marks):
+            end = self.marks[mark_above][1]
+        return start, end
 
     def cut(self, base: int, low: int, high: int) -> list[Extent]:
         """Its batches that lie wholly in [low, high), for a segment."""
@@ -147,8 +150,8 @@ class Extent:
 
 @attrs.define
 class BadStretch:
-    """Bytes that are no sound batch, or none where there should be some. next_offset: behind the offsets that they
-    certainly had, 0 where that is not known.
+    """Bytes that are no sound batch; no bytes (position == end) if batches are missing in front of a position.
+    next_offset: one above the last offset that the bytes certainly had, 0 if that is not known.
     """
 
     source: Source
@@ -162,8 +165,8 @@ class BadStretch:
 class Search:
     """Finds the sound batches in a file, from start to stop, whose offsets lie in [low, high).
 
-    is_dense: each batch continues the one before it. is_marked: parts of what is found will be cut out. found: all of
-    the file, in order.
+    is_dense: each batch continues the one before it. is_marked: parts of the extents will be cut out. found: all of the
+    file, in order.
     """
 
     def __init__(
@@ -187,11 +190,14 @@ class Search:
             self.stop = source.size
         else:
             self.stop = stop
-        self.expected = self.before_last = low
-        self.last_size = 0  # of the last batch that was kept, while it can be taken back
-        self.last_base = self.last_records = 0
+        self.expected = low  # the lowest offset that the next batch may have
+        # The last batch that was kept, for _take_back(). last_size is 0 if no batch can be taken back.
+        self.last_size = 0
+        self.last_base = 0
+        self.last_records = 0
+        self.before_last = low  # `expected` before that batch was kept
         self.found: list[Extent | BadStretch] = []
-        self.sums: dict[bool, _Checksums] = {}
+        self.sums: dict[bool, _Checksums] = {}  # by whether they are of v0 and v1
         position = start
         while position < self.stop:
             position, reason = self._chain(position)
@@ -210,7 +216,7 @@ class Search:
     # -- sound batches ---------------------------------------------------------------------------------------------
 
     def _chain(self, position: int) -> tuple[int, str]:
-        """Keeps batches from a position on while they are whole: (where that ends, why if it is not the end)."""
+        """Keeps batches from a position on while they are whole: (position behind them, why it is not the end)."""
         while True:
             facts, position, why = self._walk(position, WALK_BATCHES)
             while len(facts):
@@ -219,19 +225,23 @@ class Search:
                 facts = facts[row:]
                 if not len(facts):
                     break
+                # The first of `facts` contradicts the last batch kept. Which of the two has the wrong offset?
                 if self._is_last_wrong(facts[0]) or (reason == _GAP and self._is_last_unproven()):
                     self._take_back()
                 elif reason == _GAP and self._base_at(facts[0]) == int(facts[0]["last_offset"]) + 1:
+                    # Neither: the next batch continues this one, so batches in front of this one are missing.
                     start = int(facts[0]["position"])
-                    self._damage(start, start, _GAP)  # it is what was before this batch that is gone
+                    self._damage(start, start, _GAP)
                     self._keep(facts[:1])
                     facts = facts[1:]
-                else:
+                else:  # this one
                     start = int(facts[0]["position"])
                     self._damage(start, start + int(facts[0]["size_bytes"]), reason)
                     facts = facts[1:]
+            if why == layout.WALK_END:
+                return position, ""
             if why != layout.WALK_LIMIT:
-                return position, "" if why == layout.WALK_END else layout.WALK_REASONS[why]
+                return position, layout.WALK_REASONS[why]
 
     def _misfit(self, facts: layout.Facts) -> tuple[int, str]:
         """(the first batch whose offsets do not follow, why), or their count."""
@@ -239,9 +249,11 @@ class Search:
         if not self.is_dense:
             dense_from = order.NEVER
         if self.is_dense and self.found and isinstance(self.found[-1], BadStretch):
-            dense_from = int(facts["base_offset"][0])  # what is missing in front of the first is known to be damaged
+            dense_from = int(facts["base_offset"][0])  # a gap in front of the first batch is explained by the damage
         row, fault = order.first_fault(facts, self.expected, self.high, dense_from=dense_from)
-        return row, "" if fault is None else fault.value
+        if fault is None:
+            return row, ""
+        return row, fault.value
 
     def _base_at(self, before: Any) -> int | None:
         """The base offset of the batch behind another, by its head."""
@@ -251,7 +263,7 @@ class Search:
         return None
 
     def _is_last_wrong(self, facts: Any) -> bool:
-        """Whether it is the last batch kept that has a wrong offset, rather than this one, which lies below its end."""
+        """Whether the last batch kept has a wrong offset, and not this one, which begins below the end of that one."""
         base = int(facts["base_offset"])
         last = int(facts["last_offset"])
         if not self.last_size or self.last_base == self.before_last or not self.before_last <= base < self.expected:
@@ -262,14 +274,15 @@ class Search:
         return self._base_at(facts) == last + 1
 
     def _is_last_unproven(self) -> bool:
-        """Whether nothing but its own head tells the offset of the last batch kept: it came right behind damage."""
+        """Whether only its own head tells the offset of the last batch kept: damage lies right in front of it."""
         extent = None
         if self.last_size:
             extent = self.found[-1]
-        return isinstance(extent, Extent) and extent.batches == 1 and isinstance(self.found[-2:][0], BadStretch)
+        is_first_of_extent = isinstance(extent, Extent) and extent.batches == 1
+        return is_first_of_extent and isinstance(self.found[-2:][0], BadStretch)
 
     def _keep(self, facts: layout.Facts) -> None:
-        """Keeps batches whose heads are sound, but for those whose records cannot be decoded."""
+        """Keeps batches with sound heads. One whose records cannot be decoded becomes damage."""
         while len(facts):
             is_old = facts["magic"] != 2
             if is_old.any():
@@ -310,7 +323,7 @@ class Search:
                     row = behind
                     continue
             except LogcoreError:
-                pass  # one of them: which, shows when they are decoded one by one
+                pass  # one of the run is at fault: decode them one by one to find it
             for single in range(row, max(row + 1, behind)):
                 if reason := self._why_undecodable(int(positions[single])):
                     return single, reason
@@ -335,7 +348,7 @@ class Search:
         return ""
 
     def _old_offsets(self, position: int) -> tuple[int, int, str]:
-        """(first offset, records, why not) of a v0 or v1 entry, of which no head tells whether it is damaged inside."""
+        """(first offset, records, "") of a v0 or v1 entry, or why it is not sound. Only decoding it shows these."""
         reason = "it holds no record"
         try:
             batch = self.source.batch(position)
@@ -347,7 +360,7 @@ class Search:
                 return records[0].offset, len(records), ""
         except UnsupportedCodecError as error:
             if _is_codec(self.source.view[position + layout.PREFIX_SIZE]):
-                raise  # which offsets it has is not known until the package is installed
+                raise  # its offsets cannot be known until the package is installed
             reason = error.reason
         except LogcoreError as error:
             reason = f"its records cannot be decoded: {error.reason}"
@@ -383,7 +396,7 @@ class Search:
         extent.next_offset = self.expected
 
     def _take_back(self) -> None:
-        """Takes the last batch out again."""
+        """Removes the last batch kept, and notes it as damage."""
         extent = self.found[-1]
         assert isinstance(extent, Extent), "last_size says that a batch was kept"
         end = extent.end
@@ -415,20 +428,22 @@ class Search:
         end = self._proven_end(position)
         if end is not None:
             return end
+        # Damage inside batches leaves their heads alone: follow the lengths to the next sound batch.
         at = position
-        while (behind := self._head_end(at)) is not None:  # damage inside a batch leaves the lengths alone
+        while (behind := self._head_end(at)) is not None:
             if behind == self.stop or len(self._walk(behind)[0]):
                 return behind
             position = at
             at = behind
-        # Either the head here is damaged, or the length that led here was.
+        # There is no head at `at`. Either it is damaged itself, or the length of the head before it led to a wrong
+        # place. The search begins right behind that head.
         end = self._proven_end(at)
         if end is not None:
             return end
         return self._search(position + 1)
 
     def _head_end(self, position: int) -> int | None:
-        """The end of the batch whose head seems to be at a position."""
+        """The end of the batch at a position, by its head; None if the bytes there do not look like a head."""
         left = self.stop - position
         if left < layout.PREFIX_SIZE:
             return None
@@ -439,7 +454,9 @@ class Search:
         return None
 
     def _proven_end(self, position: int) -> int | None:
-        """Where a v2 batch ends of which only the magic, or one bit of the length, is wrong: there its CRC is right."""
+        """The end of a v2 batch in which only the magic, or one bit of the length, is wrong: with the right length its
+        CRC is right.
+        """
         view = self.source.view
         if self.stop - position < layout.HEADER_SIZE:
             return None
@@ -465,8 +482,8 @@ class Search:
         return self.stop
 
     def _judge(self, position: int) -> tuple[int, bool]:
-        """(where the chain of sound batches from a position on ends, or the position where there is none; whether it
-        counts as a part of this log).
+        """(end of the chain of sound batches that begins at a position, or the position if there is none; whether the
+        chain counts as a part of this log).
         """
         facts, _, _ = self._walk(position, crc=False)
         if not len(facts) or not self._is_whole(facts[0]):
@@ -475,7 +492,8 @@ class Search:
         expected = self.expected
         count = 1
         why = layout.WALK_LIMIT
-        # Not more at once than was walked before: what turns out not to belong to the chain is walked again.
+        # Each step walks about as many batches as the chain has so far. Batches behind the end of the chain are
+        # walked again later, so the doubling keeps the work in proportion to the file.
         while why == layout.WALK_LIMIT and count <= WALK_BATCHES:
             facts, behind, why = self._walk(end, count, crc=count > 1)
             base = facts["base_offset"]
@@ -490,15 +508,20 @@ class Search:
             count = count * 2
             if len(last):
                 expected = int(last[-1]) + 1
-        long = why == layout.WALK_LIMIT or end - position > _LARGEST_BATCH_BYTES
-        return end, end > position and (long or end == self.stop or self._is_like_head(end, expected))
+        # A chain inside a record's value is short, and no head of this log follows it.
+        is_long = why == layout.WALK_LIMIT or end - position > _LARGEST_BATCH_BYTES
+        is_log = is_long or end == self.stop or self._is_like_head(end, expected)
+        return end, end > position and is_log
 
     def _is_whole(self, facts: Any) -> bool:
-        """Whether the CRC of a batch is right that is known by its head."""
+        """Whether the CRC of a batch is right. facts: by its head."""
         position = int(facts["position"])
-        magic = int(facts["magic"])
-        start = position + (layout.CRC_START if magic == 2 else layout.MAGIC_POSITION)
-        return self._crc(start, position + int(facts["size_bytes"]), is_old=magic != 2) == int(facts["crc"])
+        end = position + int(facts["size_bytes"])
+        is_old = int(facts["magic"]) != 2
+        crc_start = position + layout.CRC_START
+        if is_old:
+            crc_start = position + layout.MAGIC_POSITION
+        return self._crc(crc_start, end, is_old=is_old) == int(facts["crc"])
 
     def _crc(self, start: int, end: int, *, is_old: bool) -> int:
         if is_old not in self.sums:
@@ -506,33 +529,34 @@ class Search:
         return self.sums[is_old].of(start, end)
 
     def _is_like_head(self, position: int, expected: int) -> bool:
-        """Whether what stands at a position was the head of the next batch, or zeros came over it."""
+        """Whether the bytes at a position were the head of the next batch: two of three fields fit, or all is zeros."""
         left = self.stop - position
         if left < layout.HEADER_SIZE:
             return False
         offset, length, _, magic = _PREFIX.unpack_from(self.source.view, position)
         is_near = expected <= offset <= expected + _NEAR_OFFSETS
         is_length = layout.MIN_LENGTH <= length <= left - layout.LOG_OVERHEAD
-        return is_near + is_length + (magic == 2) >= 2 or self.source.is_zero(position, position + layout.HEADER_SIZE)
+        fitting = is_near + is_length + (magic == 2)
+        return fitting >= 2 or self.source.is_zero(position, position + layout.HEADER_SIZE)
 
     def _candidates(self, start: int) -> Iterator[int]:
-        """Positions from start on where a head stands whose offset lies behind what was kept."""
+        """Positions from start on with the bytes of a head, whose offset lies behind the batches kept."""
         size = self.stop
         piece = _SECTOR_BYTES
         while start <= size - layout.PREFIX_SIZE:
             stop = min(start + piece + layout.MAGIC_POSITION, size)
             data = np.frombuffer(self.source.view[start:stop], np.uint8)
             count = len(data) - layout.MAGIC_POSITION
-            here = np.flatnonzero(
-                (data[layout.MAGIC_POSITION :] <= 2) & (data[:count] < 0x80) & (data[8 : 8 + count] < 0x80)
-            )
+            # A known magic, and neither the offset nor the length is negative.
+            is_known = data[layout.MAGIC_POSITION :] <= 2
+            here = np.flatnonzero(is_known & (data[:count] < 0x80) & (data[8 : 8 + count] < 0x80))
             length = _big_endian(data, here + 8, 4)
             here = here[(length >= layout.MIN_LENGTH) & (length + layout.LOG_OVERHEAD <= size - start - here)]
             offset = _big_endian(data, here, 8)
             for at in here[(offset >= self.expected) & (offset < self.high)].tolist():
                 yield start + at
             start += count
-            piece = min(2 * piece, _PIECE_BYTES)  # most often the next batch is near
+            piece = min(2 * piece, _PIECE_BYTES)  # begins small, because the next batch is usually near
 
 
 class _Checksums:
@@ -544,13 +568,15 @@ class _Checksums:
 
     def __init__(self, data: memoryview, *, is_old: bool) -> None:
         self.data = data
-        self.crc: Callable[[memoryview, int], int] = zlib.crc32 if is_old else crc32c
+        self.crc: Callable[[memoryview, int], int] = crc32c
+        self.polynomial = 0x82F63B78
         if is_old:
+            self.crc = zlib.crc32
             self.polynomial = 0xEDB88320
-        else:
-            self.polynomial = 0x82F63B78
-        self.fronts = array("I", [0])  # CRCs of all that lies before each block
-        self.powers = [1 << 23]  # x^8, its square, the square of that: a CRC is a polynomial with its highest bit as 1
+        self.fronts = array("I", [0])  # for each block the CRC of all bytes before it
+        # powers[bit] puts 2^bit zero bytes behind a CRC. They are x^8, its square, the square of that, and so on: a CRC
+        # is a polynomial whose highest bit stands for 1.
+        self.powers = [1 << 23]
         for _ in range(47):
             self.powers.append(self._product(self.powers[-1], self.powers[-1]))
 
@@ -573,7 +599,7 @@ class _Checksums:
         return self.crc(self.data[start:end], self.fronts[start // _SECTOR_BYTES])
 
     def _product(self, one: int, other: int) -> int:
-        """Of two polynomials over bits, modulo the CRC's."""
+        """The product of two polynomials over bits, modulo the polynomial of the CRC."""
         product = 0
         while one:
             if one & 1 << 31:
@@ -598,5 +624,5 @@ def _big_endian(data: Any, positions: Any, size: int) -> Any:
 
 
 def _is_codec(attributes: int) -> bool:
-    """Whether the lowest byte of some attributes names a codec that there is."""
+    """Whether the lowest byte of some attributes names a codec that exists."""
     return attributes & layout.CODEC_MASK in set(Codec)
