@@ -237,7 +237,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "child_closes_no_lock_of_its_parent", "logcore/fs.py",
-        "            os.close(held.handle)  # else", "            pass  # else",
+        "            os.close(held.handle)  # an open copy", "            pass  # an open copy",
         "faults/test_processes.py::test_a_child_does_not_keep_the_lock_of_a_parent_that_was_killed",
     ),
     Mistake(

@@ -9,7 +9,7 @@ Rules:
   mapping.
 - A mapping lives until the last view of it is gone; it is never closed by hand.
 
-This module never sees a record and decides nothing. What to do after a failure is log.py's to say.
+This module never sees a record and decides nothing: log.py decides what to do after a failure.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from logcore.errors import (
 )
 from logcore.watches import Inotify, Polling, Watch, libc
 
-#: Errors of a write that mean "no room here", after which a cut back leaves the file as it was.
+#: Errors of a write that mean "no room here". Truncating the file to its old size undoes such a write.
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NO_LINK: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS})
 _NO_SUCH_NAME: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
 _NO_RESOURCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-#: Of what is made without other permissions; the umask takes from them.
+#: Permissions of new files and directories, unless the caller gives others; the umask removes some of them.
 FILE_PERMISSIONS: Final = 0o644
 DIRECTORY_PERMISSIONS: Final = 0o755
 _OTHERS_WRITE: Final = 0o022
-#: How long a byte's lock is waited for between two tries: the first pause, and the longest.
+#: Pauses between two tries to lock a byte: the first one, and the longest.
 _LOCK_PAUSE_SECONDS: Final = 0.0002
 _LOCK_PAUSE_LIMIT_SECONDS: Final = 0.005
 #: How much of a file is copied at once.
@@ -75,13 +75,13 @@ _guard: Final = _find_guard()
 
 _HAS_TRACKFD: bool = sys.version_info >= (3, 13)
 _IS_LINUX: bool = sys.platform == "linux"
-#: Pages are cached in larger pieces, which go as a whole; this is the largest on most machines.
+#: Linux caches pages in folios, which are dropped as a whole. This is the largest folio on most machines.
 _FOLIO_BYTES: Final = 2 << 20
 
 
 @attrs.frozen
 class Boot:
-    """Whose monotonic clocks may be compared: processes with the same boot (16 bytes) and the same time namespace."""
+    """Processes with the same boot (16 bytes) and the same time namespace may compare their monotonic clocks."""
 
     boot_id: bytes
     time_namespace: int
@@ -91,7 +91,7 @@ class Boot:
 class Shared:
     """State that all shares of a lock have in common, for as long as this process holds it.
 
-    state: what logcore.claim knows of the directory; None at first, written under the mutex.
+    state: the facts that logcore.claim keeps about the directory; None at first, written under the mutex.
     """
 
     mutex: threading.Lock = attrs.Factory(threading.Lock)
@@ -101,8 +101,8 @@ class Shared:
 class Lock(Protocol):
     """One share of the claim on a log directory, a partition's or a LogDir's, held until release().
 
-    is_last: whether this process has claimed nothing else there. handle: of the lock file, for lock_byte(), where other
-    processes write to the directory too; else -1.
+    is_last: whether this process has claimed nothing else there. handle: of the lock file, for lock_byte(), if other
+    processes may write to the directory too; else -1.
     """
 
     shared: Shared
@@ -164,7 +164,7 @@ class FS(Protocol):
 
 
 class SharedFS(FS, Protocol):
-    """What those ask of a disk besides who change the same files in several processes: the registry, and the writers of
+    """The further operations for changing the same files in several processes: for the registry, and for the writers of
     a shared log directory.
     """
 
@@ -200,8 +200,8 @@ def opened(
 
 
 def copy_range(fs: FS, source: int, target: int, start: int, stop: int) -> int:
-    """Copies the bytes in [start, stop) of one handle to the beginning of another; returns how many there were, less
-    where the file has become shorter.
+    """Copies the bytes in [start, stop) of one handle to the beginning of another. Returns their number, which is lower
+    if the file has become shorter.
     """
     at = start
     while at < stop:
@@ -214,7 +214,9 @@ def copy_range(fs: FS, source: int, target: int, start: int, stop: int) -> int:
 
 
 class _Reading:
-    """Errors of the system become StorageReadError, but not whether a name exists. A generator would cost 2 us."""
+    """Turns OSError into StorageReadError, except the two that only say whether a name exists. A context manager made
+    from a generator would cost 2 us.
+    """
 
     __slots__ = ("_path",)
 
@@ -273,7 +275,7 @@ class OsFS:
         self.forks += 1
         self.guard = threading.RLock()
         for held in self._locks.values():
-            os.close(held.handle)  # else the child would keep the parent's directories locked when that is killed
+            os.close(held.handle)  # an open copy in the child would keep the lock after the parent's death
         self._locks.clear()
         for owner, forget in list(self._heirs.values()):
             living = owner()
@@ -281,9 +283,8 @@ class OsFS:
                 forget(living)
 
     def after_fork(self, forget: Callable[[], None]) -> None:
-        """Has a bound method called in forked children, for as long as its object lives.
-
-        A lock that another thread held at the moment of a fork stays locked in the child for ever.
+        """Has a bound method called in forked children, for as long as its object lives. It replaces the object's
+        locks: a lock that another thread held at the moment of a fork stays locked in the child for ever.
         """
         number = next(self._heir_numbers)
         heirs = self._heirs
@@ -302,15 +303,20 @@ class OsFS:
         exclusive: bool = False,
         permissions: int = FILE_PERMISSIONS,
     ) -> int:
-        """permissions: of a file that is made. Where others may write to it, that holds whatever the umask says, as
-        long as the call is exclusive.
-        """
-        flags = _OPEN | (os.O_RDWR if write else os.O_RDONLY)
+        """permissions: of a new file. If they let others write, an exclusive call sets them whatever the umask is."""
+        flags = _OPEN
+        errors: _Reading
+        if write:
+            flags |= os.O_RDWR
+            errors = _Writing(path)
+        else:
+            flags |= os.O_RDONLY
+            errors = _Reading(path)
         if create:
             flags |= os.O_CREAT
         if exclusive:
             flags |= os.O_EXCL
-        with _Writing(path) if write else _Reading(path):
+        with errors:
             handle = os.open(path, flags, permissions)
             if exclusive and permissions & _OTHERS_WRITE:
                 try:
@@ -385,9 +391,9 @@ class OsFS:
             _raise_sync(error, self.path_of(handle))
 
     def drop_cache(self, handle: int, position: int) -> bool:
-        """Lets go of the memory that holds a file from position on, for whom the next read is to come from the disk.
+        """Drops a file from position on from the page cache, so that the next read comes from the disk.
 
-        Returns whether none of it is left; False also where that cannot be told. What is not synced stays.
+        Returns whether no page is left; False also if that cannot be known. Pages that are not synced stay.
         """
         if not hasattr(os, "posix_fadvise") or not _IS_LINUX:
             return False
@@ -396,7 +402,7 @@ class OsFS:
             size = os.fstat(handle).st_size - start
             os.posix_fadvise(handle, start, 0, os.POSIX_FADV_DONTNEED)
             return size <= 0 or not _is_cached(handle, start, size)
-        except OSError:  # a file system that does not know
+        except OSError:  # the file system cannot tell
             return False
 
     def size(self, handle: int) -> int:
@@ -408,15 +414,17 @@ class OsFS:
 
         The mapping takes no file descriptor: a log of a thousand segments would otherwise need as many.
         """
+        options: Any = {}
+        if _HAS_TRACKFD:
+            options["trackfd"] = False
         with _Reading(self.path_of(handle)):
             if _IS_LINUX:
                 return _map(handle, size)
-            options: Any = {"trackfd": False} if _HAS_TRACKFD else {}
             return memoryview(mmap.mmap(handle, size, access=mmap.ACCESS_READ, **options))
 
     def is_readable(self, view: memoryview, *, touch: bool = False) -> bool:
-        """Whether no page of the mapping that a view is of had to be replaced by zeros, because the file was shortened
-        or the disk cannot read it. touch: looks at each page of the view first.
+        """Whether all pages of a view's mapping could be read. The guard replaces a page by zeros if the file was
+        shortened or the disk cannot read it. touch: reads each page of the view first.
         """
         if _guard is None:
             return True
@@ -440,11 +448,11 @@ class OsFS:
         return facts.st_dev, facts.st_ino
 
     def exists(self, path: str) -> bool:
-        """False only where there is no such name: a disk that fails to tell raises StorageReadError."""
+        """False only if no such name exists: a failing disk raises StorageReadError."""
         return _mode_of(path, os.lstat) is not None
 
     def is_directory(self, path: str) -> bool:
-        """Not of a symbolic link: those inside a log directory are not followed. See real_path() for what users say."""
+        """False for a symbolic link: inside a log directory none is followed. real_path() resolves a path of users."""
         mode = _mode_of(path, os.lstat)
         return mode is not None and stat.S_ISDIR(mode)
 
@@ -469,7 +477,7 @@ class OsFS:
             os.rename(source, target)
 
     def link(self, source: str, target: str) -> bool:
-        """Gives a file a second name; False where the file system cannot, such as from one to another."""
+        """Gives a file a second name. False if the file system cannot, such as for a name on another file system."""
         with _Writing(target):
             try:
                 os.link(source, target, follow_symlinks=False)
@@ -542,8 +550,8 @@ class OsFS:
     def lock(self, directory: str, member: str, *, shared: bool = False) -> Lock:
         """Claims member, a partition directory's name, below the log directory's lock, taking that first if needed.
 
-        shared: other processes may claim the directory too, those that say the same. Raises LogLockedError when another
-        process holds the directory otherwise, or this one holds it otherwise or the member already.
+        shared: other processes may claim the directory too, if they say the same. Raises LogLockedError if any process
+        holds the directory in the other way, or if this process holds the member already.
         """
         path = os.path.join(directory, ".lock")
         with _Writing(path):
@@ -551,7 +559,7 @@ class OsFS:
         identity = (facts.st_dev, facts.st_ino)
         with self.guard:
             held = self._locks.get(identity)
-            if held is None or held.pid != os.getpid():
+            if held is None or held.pid != os.getpid():  # not held, or by the parent of a fork
                 held = _DirectoryLock(self, identity, directory, is_shared=shared)
                 try:
                     self._locks[identity] = held
@@ -564,17 +572,17 @@ class OsFS:
         self._locks.pop(identity, None)
 
     def lock_byte(self, handle: int, byte: int, *, timeout_ms: int = 0, shared: bool = False) -> bool:
-        """Locks one byte of an open file, which need not exist, against all other openings of the file. False when
-        another one holds it until the timeout.
+        """Locks one byte of an open file, which need not exist, against all other openings of the file. False if
+        another opening holds it until the timeout.
 
-        shared: others may lock it so too. Where this opening holds the byte already, it becomes this kind. The lock
-        belongs to this opening, in whatever thread, and goes with it: by unlock_byte(), close(), or the death of the
-        process and of the children that it forked. Needs open-file-description locks, which Linux has.
+        shared: other openings may hold a shared lock on the byte too. A lock that this opening holds already changes to
+        the kind asked for. The lock belongs to the opening, not to a thread. It ends with unlock_byte(), with close(),
+        or with the death of the process and of the children that it forked. Needs open-file-description locks, which
+        Linux has.
         """
+        kind = fcntl.F_WRLCK
         if shared:
             kind = fcntl.F_RDLCK
-        else:
-            kind = fcntl.F_WRLCK
         if self._set_lock(handle, byte, kind):
             return True
         deadline = time.monotonic() + timeout_ms / 1000
@@ -613,10 +621,11 @@ class OsFS:
         return int(number)
 
     def watch(self, *directories: str, closing: Sequence[str] = ()) -> Watch:
-        """inotify where there is one (0.35 ms to notice an append), else a look at the files every millisecond.
+        """Watches by inotify if the system has it (0.35 ms to notice an append), else checks the files each
+        millisecond.
 
-        closing: directories of which only the end of a writer counts: a file that was open for writing is closed, or
-        a name goes or comes by renaming.
+        closing: directories in which only the end of a writer counts: a file that was open for writing is closed, or a
+        file is renamed.
         """
         if sys.platform == "linux":
             with contextlib.suppress(OSError):
@@ -624,7 +633,7 @@ class OsFS:
         return Polling([*directories, *closing])
 
     def boot(self) -> Boot:
-        """Zeros where the system does not tell."""
+        """Zeros if the system has no such ids."""
         boot_id = bytes(16)
         time_namespace = 0
         with (
@@ -657,11 +666,12 @@ def _raise_sync(error: OSError, path: str) -> NoReturn:
     raise StorageWriteError(f"sync failed: {error.strerror}", path=path) from error
 
 
-#: Bytes of the lock file of a shared directory. Each process that has it open holds the first for reading; the second
-#: is locked only by one that has the directory for itself, with all others. claim.py and partition/turns.py have more.
+#: Bytes of the lock file of a shared directory. Each process that shares the directory holds the first one for reading.
+#: The second is locked only by a process that has the directory alone: it locks all bytes. claim.py and
+#: partition/turns.py use further bytes.
 PRESENCE_BYTE: Final = 0
 PRIVATE_BYTE: Final = 4
-#: How long to wait for a process that is alone because it leaves.
+#: How long to wait for a process that is leaving, and holds the first byte alone while it does.
 JOIN_SECONDS: Final = 10
 _FLOCK: Final = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, len, pid
 
@@ -669,8 +679,9 @@ _FLOCK: Final = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, 
 class _DirectoryLock:
     """Kafka's `.lock`: a record lock that a Java broker respects, shared by all partitions this process writes.
 
-    An open-file-description lock survives an unrelated open and close of the file in this process, which silently
-    drops a POSIX record lock. Where there is none, lockf is used, and this object never opens the file twice.
+    A POSIX record lock is dropped silently when any descriptor of the file in this process is closed; an
+    open-file-description lock is not. If the system has only the former, lockf is used, and this object never opens the
+    file twice.
     """
 
     def __init__(self, fs: OsFS, identity: tuple[int, int], directory: str, *, is_shared: bool) -> None:
@@ -680,7 +691,7 @@ class _DirectoryLock:
         self.is_shared = is_shared
         self.pid = os.getpid()
         self.forks = fs.forks
-        # Looked up now, because drop() may be called where there is no memory for it.
+        # Bound methods are made now, because drop() may run when no memory is left to make them.
         self._enter = fs.guard.acquire
         self._leave = fs.guard.release
         self.members: set[str] = set()
@@ -702,8 +713,10 @@ class _DirectoryLock:
             who = "another process"
             if pid:
                 who = f"process {pid}"
+            if host:
+                who += f" on {host}"
             raise LogLockedError(
-                f"the log directory is being written by {who}{f' on {host}' if host else ''}; "
+                f"the log directory is being written by {who}; "
                 "close it there, open with read_only=True, or with shared=True in both",
                 path=directory,
                 pid=pid,
@@ -715,7 +728,8 @@ class _DirectoryLock:
         if is_shared:
             return
         try:
-            with contextlib.suppress(OSError):  # who holds it, for the message: record locks of this kind do not tell
+            # The note names the holder for the message above: the kernel does not tell who holds a lock of this kind.
+            with contextlib.suppress(OSError):
                 handle = os.open(owner, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _OPEN, 0o644)
                 try:
                     os.write(handle, json.dumps({"pid": self.pid, "host": os.uname().nodename}).encode() + b"\n")
@@ -745,10 +759,12 @@ class _DirectoryLock:
         return claimed
 
     def drop(self, member: str) -> None:
-        """Asks for no memory before it is done, for it is also called where there was none."""
+        """Gives a member back, and the lock with the last one. It allocates no memory, because it also runs after a
+        MemoryError.
+        """
         if self.forks != self.fs.forks:  # a forked child: the lock is the parent's
             return
-        self._enter()  # or another thread would claim a member of a lock that is about to be given up
+        self._enter()  # keeps another thread from claiming a member of a lock that is about to be given up
         try:
             self.members.discard(member)
             if not self.members:
@@ -793,8 +809,9 @@ def _lock_file(handle: int) -> None:
 
 
 def _join(handle: int) -> None:
-    """Takes the share of one process among several. One that is alone for a moment, because it leaves, is waited for;
-    who has the directory for itself has locked all of the file, and is not. Raises OSError as _lock_file() does.
+    """Takes the share of one process among several. It waits for a process that holds the byte alone for a moment,
+    because it is leaving, and not for one that has the directory alone, which has locked the whole file. Raises OSError
+    as _lock_file() does.
     """
     deadline = time.monotonic() + JOIN_SECONDS
     while True:
@@ -844,7 +861,7 @@ def _map(handle: int, size: int) -> memoryview:
     guard = 0
     if _guard is not None:
         guard = _guard.guard_mapping(address, size)
-    # At exit it goes with the process: views that are still in use then must not lose their pages first.
+    # Not at exit: views that are in use until then must not lose their pages. The mapping ends with the process.
     weakref.finalize(mapped, _unmap, address, size, guard).atexit = False
     return memoryview(mapped).cast("B").toreadonly()
 
@@ -865,14 +882,14 @@ def _is_cached(handle: int, start: int, size: int) -> bool:
 
 
 def _unmap(address: int, size: int, guard: int) -> None:
-    if guard:  # first: what is mapped there next is not ours
+    if guard:  # first: the next mapping at this address may belong to other code
         _guard.release_mapping(guard)
     libc().munmap(ctypes.c_void_p(address), ctypes.c_size_t(size))
 
 
 def offers_descriptors(fs: FS) -> bool:
-    """Whether the handles of fs are descriptors that compiled code may write to directly. Not those of a subclass of
-    OsFS, which wants to see each call.
+    """Whether the handles of fs are descriptors that compiled code may write to directly. Those of a subclass of OsFS
+    are not: it has to see each call.
     """
     return type(fs) is OsFS
 
