@@ -1,10 +1,11 @@
 """The broker on a network: sockets, one event loop, the threads that wait for the disk.
 
 Rules:
-- One loop runs the broker. Only what may wait for the disk runs elsewhere, and comes back to the loop.
+- One event loop runs the broker. Only work that may wait for the disk runs in other threads; its results come back to
+  the loop.
 - Stored bytes are given to the transport as views of the files.
-- What a client may cost is bounded: connections, request bytes, unread responses, time (docs/netshim.md).
-- On TERM no new request is taken, those that were taken are answered, the log directory is closed clean.
+- The cost of a client is bounded: connections, request bytes, unread responses, time (docs/netshim.md).
+- After TERM no new request is accepted, the accepted ones are answered, and the log directory is closed cleanly.
 
 This is the only module with sockets. It decodes nothing and decides nothing about requests.
 """
@@ -43,21 +44,22 @@ _log = logging.getLogger("netshim")
 _T = TypeVar("_T")
 
 _SYNC_THREADS: Final = 4
-#: How often appends by others in this process are noticed, and the directory's own work is looked after.
+#: How often the server checks for appends by other code of this process, and for due work of the directory.
 _TICK_S: Final = 0.05
+#: The longest wait of stop() for clients.
 _DRAIN_S: Final = 10.0
-#: How often one who waits for the broker's thread looks whether that has ended.
+#: How often a caller that waits for the broker's thread checks whether that thread has ended.
 _ALIVE_S: Final = 1.0
-#: How long a client that sends nothing more is waited with for answers that are not ready.
+#: How long a connection is kept for answers that are not ready if its client has ended sending.
 _HALF_OPEN_MS: Final = 1_000
 #: A transport copies what it cannot send at once, so it is given no more while it holds this much.
 _UNSENT_BYTES: Final = 256 << 10
 #: Kafka's defaults where the library has none of its own. A record from the future is never too old to keep.
 _TOPIC_DEFAULTS: Final = {"message.timestamp.after.max.ms": 3_600_000}
-#: Under group commit, what may be written and not yet synced; above it an append syncs first, in a thread. With the
-#: library's own 1 MiB producers with acks=1 would wait for a sync every 2 ms at 500 MB/s. The policy noted on disk has
-#: to say this number too: recovery takes damage for that of a crash only as far back as batches may have been unsynced.
-#: With a smaller number it would call what a crash left of 64 MiB corruption, and refuse to open the log.
+#: The most bytes that group commit leaves unsynced; above it an append syncs first, in a thread. With the library's own
+#: 1 MiB, producers with acks=1 would wait for a sync every 2 ms at 500 MB/s. The policy that is stored with a partition
+#: holds this number too: recovery accepts damage as that of a crash only in bytes that may have been unsynced. With a
+#: smaller number there it would refuse to open a log whose last 64 MiB a crash has damaged.
 _UNSYNCED_BYTES: Final = 64 << 20
 
 
@@ -83,15 +85,15 @@ class _Peer(asyncio.BufferedProtocol):
         self.server = server
         self.address = ""
         self.is_open = False
-        self.is_paused = False  # our reading
-        self.is_blocked = False  # the client's reading
+        self.is_paused = False  # we do not read, because the connection has reached a limit
+        self.is_blocked = False  # the client does not read, so the transport's buffer is full
         self._flushing = False
-        self._at_end = False  # the client sends nothing more
+        self._at_end = False  # the client has ended sending, at _end_ms
         self._end_ms = 0
-        self._unread = (0, 0)  # bytes the client had not read when that last changed for the better, and when
+        self._unread = (0, 0)  # bytes the client had not read when it last made progress, and when that was
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast("asyncio.Transport", transport)  # uvloop's are of no class of asyncio
+        transport = cast("asyncio.Transport", transport)  # uvloop's transports do not inherit from asyncio's classes
         self.transport = transport
         peer = transport.get_extra_info("peername") or ("?", 0)
         name = transport.get_extra_info("sockname") or ("127.0.0.1", 0)
@@ -131,7 +133,7 @@ class _Peer(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         self._at_end = True
         self._end_ms = self.server.now_ms()
-        return not self.connection.is_idle  # a half-open client may still read what it asked for
+        return not self.connection.is_idle  # stay open for answers: the client may still read
 
     def _guarded(self, step: Callable[[], None]) -> None:
         try:
@@ -154,7 +156,7 @@ class _Peer(asyncio.BufferedProtocol):
     # -- out
 
     def flush_soon(self) -> None:
-        """Called when a response that was waited for has come; several of them leave together."""
+        """Called when a delayed response is ready. Responses that are ready in the same round are sent together."""
         if not self._flushing and self.is_open:
             self._flushing = True
             self.server.loop.call_soon(self._flush_later)
@@ -162,7 +164,8 @@ class _Peer(asyncio.BufferedProtocol):
     def _flush_later(self) -> None:
         self._flushing = False
         if self.is_open:
-            self._guarded(lambda: self.connection.process(self.server.now_ms()))  # what waited for room
+            # Requests may have waited for room that the responses have given back.
+            self._guarded(lambda: self.connection.process(self.server.now_ms()))
 
     def flush(self) -> None:
         connection = self.connection
@@ -188,11 +191,11 @@ class _Peer(asyncio.BufferedProtocol):
         return self.transport.get_write_buffer_size() + self.connection.unsent_bytes
 
     def pace(self) -> None:
-        """Reads on, or not, as the limits say."""
-        wanted = self.connection.is_full or not self.connection.has_room()
-        if wanted != self.is_paused:
-            self.is_paused = wanted
-            if wanted:
+        """Pauses reading while the connection is at a limit, and resumes it afterwards."""
+        must_pause = self.connection.is_full or not self.connection.has_room()
+        if must_pause != self.is_paused:
+            self.is_paused = must_pause
+            if must_pause:
                 self.transport.pause_reading()
             else:
                 self.transport.resume_reading()
@@ -211,25 +214,29 @@ class _Peer(asyncio.BufferedProtocol):
     def check(self, now_ms: int) -> None:
         reason = self.connection.overdue(now_ms)
         if self._at_end and now_ms - self._end_ms >= _HALF_OPEN_MS and not self.unread_bytes:
-            reason = "the client is gone"  # most that send nothing more do not read either: not worth a long wait
+            reason = "the client has left"  # most clients that have ended sending do not read either
         unread, since_ms = self._unread
-        if not self.is_blocked or self.unread_bytes < unread or not unread:
-            self._unread = self.unread_bytes if self.is_blocked else 0, now_ms
+        has_progress = not self.is_blocked or self.unread_bytes < unread
+        if has_progress or not unread:
+            unread = 0
+            if self.is_blocked:
+                unread = self.unread_bytes
+            self._unread = (unread, now_ms)
         elif now_ms - since_ms >= self.server.settings.request_timeout_ms:
             reason = f"the client has not read its responses for {now_ms - since_ms} ms"
         if reason:
             self.end(reason)
         else:
-            self.pace()  # others may have given back what this one needs to go on
+            self.pace()  # other connections may have given back the room that this one waits for
 
 
 class Server:
     """A broker on a port, in the running event loop: `async with Server("data") as server: ...`
 
-    path: log directory, made if it is not there. port: 0 for a free one. host: the address to listen on, loopback
-    unless told otherwise. advertised: (host, port) to tell clients; by default the address each reached us by.
-    durability, config, shared, fs: as in logcore.open_dir. settings: a Settings, or keyword arguments of it. clock:
-    where time comes from, by default fs. A test that moves a clock by hand awaits tick() afterwards.
+    path: log directory, created if it does not exist. port: 0 for a free one. host: the address to listen on, by
+    default loopback. advertised: (host, port) for clients to connect to; by default the address by which each client
+    has connected. durability, config, shared, fs: as in logcore.open_dir. settings: a Settings, or keyword arguments of
+    it. clock: the source of time, by default fs. A test that moves a clock by hand awaits tick() afterwards.
     """
 
     broker: Broker
@@ -264,12 +271,15 @@ class Server:
         self._wanted_port = port
         self._shared = shared
         self._durability = Durability.parse(durability)
-        if not shared:  # else all processes have to say the same, and each append has its turn anyway
+        # In a shared directory all processes must use the same policy, so it is taken as given.
+        if not shared:
             most_bytes = max(self._durability.max_bytes, _UNSYNCED_BYTES)
             self._durability = attrs.evolve(self._durability, max_bytes=most_bytes)
         self._config = config
         self._fs = fs
-        self._clock: Clock = fs if clock is None else clock
+        self._clock: Clock = fs
+        if clock is not None:
+            self._clock = clock
         # The wall clock's time when the monotonic clock was 0; see now_ms().
         self._epoch_ms = self._clock.now_ms() - self._clock.monotonic_ms()
         self._peers: set[_Peer] = set()
@@ -296,7 +306,7 @@ class Server:
 
     async def start(self) -> None:
         """Opens the directory and listens. Raises what logcore.open_dir raises, OSError for the address, and
-        NodeExistsError where a directory that is shared has a broker.
+        NodeExistsError if another process serves the same shared directory.
         """
         self.loop = asyncio.get_running_loop()
         self.budget = Budget(self.settings.max_buffered_bytes)
@@ -342,22 +352,22 @@ class Server:
         )
 
     def _register(self) -> None:
-        """Says in the registry where this broker is. Raises NodeExistsError where another serves the directory."""
+        """Writes this broker's address into the registry. Raises NodeExistsError if another serves the directory."""
         registry = self.logdir.coordinators.registry(self.logdir)
         host, port = self.advertised or (self.host, self.port)
         register_broker(registry, self.logdir.node_id, host, port, timestamp_ms=self._clock.now_ms())
 
     def _read_ids(self) -> None:
-        """The ids of all topics, which stand in files of partitions; afterwards nothing waits for the disk for them."""
+        """Reads the ids of all topics from files of their partitions, so that no request waits for the disk for one."""
         for topic in self.logdir.topics():
-            with contextlib.suppress(logcore.LogcoreError, OSError):  # told to clients that ask for that topic
+            with contextlib.suppress(logcore.LogcoreError, OSError):  # clients that ask for the topic get the error
                 self.logdir.topic_id(topic)
 
     def _recover(self) -> None:
-        """After a crash: checks the ends of all logs before clients come, so that none of them waits for it later."""
+        """After a crash: recovers all logs before clients connect, so that no request waits for a recovery."""
         for topic in self.logdir.topics():
             for number in self.logdir.partitions(topic):
-                with contextlib.suppress(logcore.LogcoreError):  # told to clients that ask for that partition
+                with contextlib.suppress(logcore.LogcoreError):  # clients that ask for the partition get the error
                     self.logdir.partition(topic, number)
 
     @property
@@ -398,22 +408,21 @@ class Server:
         _log.info("stopped")
 
     def hurry(self) -> None:
-        """Has a stop() under way wait for clients no longer."""
+        """Makes a stop() that is running stop waiting for clients."""
         self._deadline = 0.0
 
     # -- time ----------------------------------------------------------------------------------------------------
 
     def now_ms(self) -> int:
-        """The wall clock as it was when the server was made, going on steadily: sessions and waits know no time zones,
-        no leap seconds and no corrections.
+        """The wall clock at the start of the server, plus the monotonic time since: corrections of the wall clock must
+        not end sessions or waits.
         """
         return self._epoch_ms + self._clock.monotonic_ms()
 
     async def tick(self) -> None:
         """Does what is due now, and returns when the directory's part of it is done.
 
-        The server does the same many times a second. A test that moves a clock by hand calls it after each
-                move.
+        The server does the same many times a second. A test that moves a clock by hand calls it after each move.
         """
         if self._ticking is not None:
             await asyncio.wait([self._ticking])
@@ -457,7 +466,7 @@ class Server:
             self.say(logging.ERROR, "tick", "an error of ours in what is due", error=True)
 
     def _tick_logdir(self) -> None:
-        """The directory compares the time with records, so it is told the wall clock, with its corrections."""
+        """The directory compares the time with timestamps of records, so it gets the corrected wall clock."""
         try:
             self.logdir.tick(self._clock.now_ms())
         except logcore.LogcoreError as error:
@@ -467,8 +476,10 @@ class Server:
 
     def _submit(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
         def finished(future: Any) -> None:
-            error = future.exception()
-            self.loop.call_soon_threadsafe(done, future.result() if error is None else error)
+            outcome = future.exception()
+            if outcome is None:
+                outcome = future.result()
+            self.loop.call_soon_threadsafe(done, outcome)
 
         self._pool.submit(work).add_done_callback(finished)
 
@@ -476,13 +487,13 @@ class Server:
         return str(uuid.UUID(bytes=self._fs.random_bytes(16), version=4))
 
     def say(self, level: int, kind: str, text: str, *values: object, error: bool = False) -> None:
-        """A line that may come often, see Journal. error: with the traceback of the exception being handled."""
+        """Logs a line that may come often, see Journal. error: with the traceback of the exception being handled."""
         self.broker.state.journal.say(level, kind, self.now_ms(), text, *values, error=error)
 
     # -- connections ---------------------------------------------------------------------------------------------
 
     def admit(self, peer: _Peer) -> str | None:
-        """Why a connection is refused, None when it is let in."""
+        """The reason to refuse a connection; None if it is accepted."""
         if self._timer is None:
             return "stopping"
         if len(self._peers) >= self.settings.max_connections:
@@ -520,7 +531,7 @@ class ServerThread:
         try:
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 runner.run(self._serve())
-        except BaseException as error:  # told to the caller of start or stop
+        except BaseException as error:  # stop() raises it
             self._failure = error
         finally:
             self._started.set()
@@ -537,10 +548,10 @@ class ServerThread:
         return f"<ServerThread {self.server!r}>"
 
     def call(self, function: Callable[[], _T]) -> _T:
-        """The result of function(), called in the broker's thread: nothing else happens in the broker meanwhile.
+        """The result of function(), called in the broker's thread, which does nothing else meanwhile.
 
-        For what is in `server.broker`, which no other thread may touch. Raises what it raises, and RuntimeError when
-        the broker has stopped.
+        This is the way to use `server.broker`, which no other thread may touch. Raises what function() raises, and
+        RuntimeError if the broker has stopped.
         """
         if self._loop is None or not self._thread.is_alive():
             raise RuntimeError("the broker has stopped")
