@@ -5,11 +5,11 @@
             mirror.run()
 
 Rules (clients reference 10.2):
-- keep: batches are stored with the offsets and leader epochs they have there. The local log end is the progress, and
-  there is no other, so nothing comes twice and nothing is missing by construction.
-- new: records and the progress are in one local transaction. The progress are offsets of a local group.
-- What is committed is mirrored. Nothing is skipped in silence: mirroring.py has the table.
-- A partition that cannot go on stands still with an error, and the others go on.
+- keep: batches are stored with the offsets and leader epochs that they have in the cluster. The only progress is the
+  local log end, so no record can be stored twice or left out.
+- new: records and the progress are in one local transaction. The progress is stored as offsets of a local group.
+- Committed records are mirrored. Every skip is reported: mirroring.py has the table.
+- A partition that cannot continue stops with an error, and the others continue.
 
 step() does one piece of work in the thread of the caller. mirroring.py decides; the client is in kafka.py.
 """
@@ -54,22 +54,23 @@ from logcore.shipping.quarantine import Quarantine
 from logcore.shipping.remote import Fetched, Partition, RemoteRecord, RemoteSpan, RemoteTopic, SourceCluster
 from logcore.shipping.values import MirrorMetrics, MirrorOptions, MirrorSettings, State
 
-#: How often partitions that were added are looked for, ends are asked for, and offsets of groups are copied.
+#: How often to look for added partitions, ask for ends and copy the offsets of groups.
 _LOOK_MS: Final = 5_000
 _FIRST_BACKOFF_MS: Final = 100
 _MOST_BACKOFF_MS: Final = 10_000
 _REFUSING: Final = (InvalidRecordError, RecordTooLargeError)
-#: How many offsets at our end are compared when a partition is placed.
+#: How many offsets at our end are compared with the cluster's before a partition goes on.
 _COMPARED: Final = 16
-#: How long one record is waited for.
+#: How long to wait for one record that is fetched alone.
 _ONE_RECORD_S: Final = 10.0
 
 
 @attrs.define(kw_only=True)
 class _Lane:
-    """One partition on its way. source, target: there and here. position: the next offset to store. fetch_at: the next
-    one to fetch, lower until our last records, own, are compared. span: what it held when it was asked last. reached:
-    up to where it was read.
+    """One partition that is mirrored. source, target: its name in the cluster, and here. position: the next offset to
+    store; None until _place_all() has decided it. fetch_at: the next offset to fetch. It is below position until our
+    last records, own, have been compared. span: the offsets of the source when it was asked last. reached: the end of
+    the offsets that were read.
     """
 
     source: Partition
@@ -85,14 +86,14 @@ class _Lane:
 
     @property
     def is_settled(self) -> bool:
-        """Whether it stands still, or goes on and our last records are compared."""
+        """Whether it has stopped, or has compared our last records and continues."""
         if self.failure is not None:
             return True
         return self.position is not None and self.fetch_at >= self.position
 
     @property
     def end(self) -> int:
-        """Up to where it is mirrored."""
+        """The end of the mirrored offsets."""
         return max(self.reached, self.position or 0)
 
 
@@ -146,7 +147,7 @@ class Mirror:
         return f"<Mirror {self._settings.name} into {self._logdir.path}, {state}, {len(self._lanes)} partitions>"
 
     def close(self) -> None:
-        """Ends. What was fetched and not stored is fetched again next time. Closing twice is fine."""
+        """Ends the mirror. The next one fetches the records again that were not stored. Closing twice is fine."""
         if self._closed:
             return
         self._closed = True
@@ -156,7 +157,7 @@ class Mirror:
 
     @property
     def group_id(self) -> str:
-        """Of the local group whose offsets are the progress with offsets="new"; known once it is connected."""
+        """The id of the local group that stores the progress with offsets="new"; known once the mirror is connected."""
         return f"logcore-mirror-{self._cluster_id}-{self._settings.name}"
 
     # -- work ----------------------------------------------------------------------------------------------------
@@ -188,10 +189,11 @@ class Mirror:
                 return
 
     def step(self, timeout_s: float = 0.1) -> int:
-        """One piece of work, of at most about timeout_s; returns how many records it has stored.
+        """Does one piece of work, of at most about timeout_s; returns how many records it has stored.
 
-        Raises RemoteTopicError for topics that are missing, DivergedError for a topic that is another one now, and what
-        writing to the directory raises. A cluster that is away is no error: the state is "waiting" then.
+        Raises RemoteTopicError for missing topics, DivergedError for a topic that was deleted and created again, and
+        the errors of writing to the directory. A cluster that cannot be reached is no error: the state becomes
+        "waiting".
         """
         if self._closed:
             raise ProducerStateError("the mirror is closed")
@@ -208,7 +210,7 @@ class Mirror:
         return 0
 
     def _forget(self) -> None:
-        """Fetched batches may not have been stored: every partition is judged again."""
+        """Forgets all positions, since fetched batches may not have been stored: _place_all() decides them again."""
         self._end_producer()
         for lane in self._lanes.values():
             lane.position = None
@@ -233,7 +235,7 @@ class Mirror:
             return 0
         fetched = self._cluster.fetch(positions, timeout_s)
         for one in fetched.lost:
-            self._lanes[one].position = None  # it is judged again
+            self._lanes[one].position = None  # _place_all() decides it again
         for one, offset in fetched.reached.items():
             self._lanes[one].reached = max(self._lanes[one].reached, offset)
         found = {}
@@ -252,7 +254,7 @@ class Mirror:
         return self._store(found)
 
     def _lose(self, error: LogcoreError) -> None:
-        """Tries again, later, with every partition judged again."""
+        """After an error that may pass: waits, and then starts from the positions on disk."""
         self._forget()
         self._attempts += 1
         self._retry_count += 1
@@ -272,7 +274,7 @@ class Mirror:
         return self._settings.rename(name)
 
     def _check_names(self) -> None:
-        """Raises InvalidConfigError where two topics would share offsets."""
+        """Raises InvalidConfigError if two topics would be mirrored to one with their own offsets."""
         targets = [self._target(name) for name in self._settings.topics]
         if self._keeps and len(set(targets)) < len(targets):
             raise InvalidConfigError(
@@ -280,7 +282,7 @@ class Mirror:
             )
 
     def _look(self) -> None:
-        """Adds lanes for partitions that are new, and looks whether topics are still the same."""
+        """Adds lanes for new partitions, and checks that the topics are still the same ones."""
         if not self._cluster_id:
             self._cluster_id = self._cluster.cluster_id()
         topics = self._cluster.topics(self._settings.topics)
@@ -304,12 +306,13 @@ class Mirror:
         self._copy_groups()
 
     def _make(self, target: str, topic: RemoteTopic, source_id: str) -> None:
-        """The local topic. Raises DivergedError for one that is no mirror of this one, or of an older of its name."""
+        """Creates the local topic, or adds partitions to it. Raises DivergedError if it is no mirror, or a mirror of
+        another topic, or of an older topic with the same name.
+        """
         if target not in self._logdir:
+            config = {}
             if self._keeps:
-                config = {"mirror.source": source_id}
-            else:
-                config = {}
+                config["mirror.source"] = source_id
             self._logdir.create_topic(target, topic.partitions, config)
             return
         known = self._logdir.settings(target).mirror_source
@@ -330,22 +333,26 @@ class Mirror:
             return
         progress: Mapping[Partition, Committed] = {}
         if not self._keeps:
-            self._begin_producer()  # first: it ends what an earlier one left open
+            self._begin_producer()  # first: it ends an open transaction of an earlier mirror, which may hold progress
             progress = self._progress()
         for lane in waiting:
             lane.span = self._cluster.span(lane.source)
-            own = progress.get(lane.source)
             if self._keeps:
                 self._place_kept(lane)
                 continue
-            if own is not None:
-                mirroring.check_same_topic(own.metadata, lane.source_id, lane.source[0])
-            self._place(lane, None if own is None else own.offset, None)
+            end = None
+            committed = progress.get(lane.source)
+            if committed is not None:
+                mirroring.check_same_topic(committed.metadata, lane.source_id, lane.source[0])
+                end = committed.offset
+            self._place(lane, end, None)
 
     def _place_kept(self, lane: _Lane) -> None:
         log = self._logdir.partition(*lane.target)
-        is_empty = log.log_end_offset == 0
-        self._place(lane, None if is_empty else log.log_end_offset, log)
+        end = None  # of an empty log, which begins where the source begins
+        if log.log_end_offset > 0:
+            end = log.log_end_offset
+        self._place(lane, end, log)
 
     def _place(self, lane: _Lane, end: int | None, log: Log | None) -> None:
         decided = mirroring.judge(end, lane.span, on_gap=self._settings.on_gap)
@@ -367,7 +374,7 @@ class Mirror:
             lane.fetch_at = min(lane.own, default=decided.offset)
 
     def _checked(self, lane: _Lane, fetched: Fetched) -> Sequence[RemoteRecord]:
-        """The records that are new, once those that are not have been compared with ours."""
+        """The records to store. Those below the position are compared with ours first."""
         records = fetched.records.get(lane.source, ())
         position = lane.position or 0
         if records:
@@ -400,7 +407,7 @@ class Mirror:
         start = max(log.log_start_offset, lane.span.log_start)
         end = max(start, min(log.log_end_offset, lane.span.log_end))
         cut = mirroring.common_end(start, end, lambda offset: self._is_same_at(lane, log, offset))
-        if cut >= log.log_end_offset:  # ours begins behind the end there, and cannot be cut to before its beginning
+        if cut >= log.log_end_offset:  # our log begins behind the end of the source: no truncation makes them equal
             self._stop(lane, error)
             return
         question = f"cut {lane.target[0]}-{lane.target[1]} from offset {log.log_end_offset} to {cut}?"
@@ -415,7 +422,7 @@ class Mirror:
         try:
             own = log.get(offset)
         except OffsetOutOfRangeError:
-            return True  # it has no records of ours
+            return True  # our log has no record there that could differ
         deadline_ms = self._fs.monotonic_ms() + round(_ONE_RECORD_S * 1000)
         while self._fs.monotonic_ms() < deadline_ms:
             fetched = self._cluster.fetch({lane.source: own.offset}, 0.1)
@@ -424,7 +431,7 @@ class Mirror:
                 return found[0].record == own
             if lane.source in fetched.reached or lane.source in fetched.lost:
                 return False
-        raise RemoteUnavailableError("a record that is to be compared does not come")
+        raise RemoteUnavailableError("a record that is needed for a comparison does not come")
 
     def _stop(self, lane: _Lane, error: LogcoreError) -> None:
         lane.failure = error
@@ -464,12 +471,13 @@ class Mirror:
         first = records[0].record.offset
         epoch = records[0].leader_epoch
         if log.log_end_offset == 0 and first > log_start:
-            # Else the log would begin behind offsets that consumers may have committed.
+            # Compaction may have removed the first records. An empty batch in their place makes the log begin where the
+            # source begins: otherwise it would begin above offsets that consumers may have committed.
             data = empty_batch(log_start, first - 1, max(0, epoch)) + data
         log.append_as_follower(data)
 
     def _refused(self, lane: _Lane, record: Record, error: LogcoreError) -> bool:
-        """Whether to go on behind a record that cannot be stored here."""
+        """Whether to continue behind a record that cannot be stored here: it is in the quarantine then."""
         if self._settings.on_error == "fail":
             told = RecordRefusedError(
                 f"a record of {lane.source[0]}-{lane.source[1]} cannot be stored here: {error}. Change the settings of "
@@ -502,7 +510,7 @@ class Mirror:
                 producer.close()
 
     def _progress(self) -> Mapping[Partition, Committed]:
-        """The commits of the local group, by partition there."""
+        """The commits of the local group, by partition of the source."""
         if OFFSETS_TOPIC not in self._logdir:
             return {}
         numbers = self._logdir.partitions(OFFSETS_TOPIC)
@@ -511,9 +519,11 @@ class Mirror:
         return {(topic, number): one for topic, rows in topics.items() for number, one in rows.items()}
 
     def _store_new(self, found: Mapping[Partition, Sequence[RemoteRecord]]) -> int:
-        """Records and progress of all partitions in one transaction. After any failure all is judged again."""
+        """Stores records and progress of all partitions in one transaction. After any failure _place_all() decides all
+        positions again.
+        """
         self._begin_producer()
-        if self._in_transaction(found) is not None:
+        if self._in_transaction(found) is not None:  # one record is refused: find it
             return self._store_new_singly(found)
         for one, records in found.items():
             self._count(records)
@@ -521,7 +531,9 @@ class Mirror:
         return sum(map(len, found.values()))
 
     def _in_transaction(self, found: Mapping[Partition, Sequence[RemoteRecord]]) -> LogcoreError | None:
-        """The error when a record of them cannot be stored: nothing of them is then."""
+        """Stores records and progress in one transaction. Returns the error if a record is refused; then nothing is
+        stored.
+        """
         producer = self._producer
         offsets = {}
         try:
@@ -558,7 +570,9 @@ class Mirror:
     # -- groups --------------------------------------------------------------------------------------------------
 
     def _copy_groups(self) -> None:
-        """Committed offsets of groups there, as they are: only with the same offsets do they mean the same here."""
+        """Copies the committed offsets of groups of the cluster. This needs offsets="keep": there the same offset means
+        the same record here.
+        """
         for group_id in self._settings.groups:
             committed = self._cluster.committed(group_id, list(self._lanes))
             found = {one: progress.offset for one, progress in committed.items()}
@@ -569,10 +583,10 @@ class Mirror:
             self._consumers[group_id].commit({self._lanes[one].target: offset for one, offset in found.items()})
             self._copied[group_id] = found
 
-    # -- telling -------------------------------------------------------------------------------------------------
+    # -- metrics -------------------------------------------------------------------------------------------------
 
     def metrics(self) -> MirrorMetrics:
-        """How far it is now; see there."""
+        """The progress up to now; see MirrorMetrics."""
         lanes = self._lanes.values()
         return MirrorMetrics(
             state=self._state,
@@ -598,7 +612,7 @@ def _at(records: Sequence[RemoteRecord], offset: int) -> Record | None:
 
 
 def _last_records(log: Log, least: int) -> dict[int, Record]:
-    """At most _COMPARED of them, from offset least on."""
+    """The records of the last _COMPARED offsets, of those from `least` on."""
     start = max(log.log_start_offset, least, log.log_end_offset - _COMPARED)
     if start >= log.log_end_offset:
         return {}
@@ -606,7 +620,7 @@ def _last_records(log: Log, least: int) -> dict[int, Record]:
 
 
 def _epoch_before(log: Log, offset: int) -> int:
-    """The leader epoch of what lies before an offset, -1 for nothing."""
+    """The leader epoch of the last record before an offset, -1 if there is none."""
     if offset <= log.log_start_offset:
         return -1
     epoch, _ = log.end_of_epoch(log.leader_epoch)
