@@ -1,9 +1,9 @@
 """The present groups and offsets in the logs of `__consumer_offsets`: the last record of each key.
 
 Rules:
-- All that readers may see counts, up to the high watermark: an open transaction hides no commit behind it.
-- A record of a transaction counts once that is committed, from the offset where it stands and not from its marker's.
-- A record that is not understood is left out, and counted.
+- All records below the high watermark count: an open transaction hides no commit behind it.
+- A record of a transaction counts once the transaction is committed, and by its own offset, not by that of the marker.
+- A record that is not understood is left out; not_understood is their number.
 
 The bytes of a record are read in format/grouprecords.py.
 """
@@ -56,14 +56,14 @@ class StoredGroups:
         self.not_understood = 0
 
     def member_count(self, group_id: str) -> int:
-        """How many members a group had when its records were written; 0 for one that is not there."""
+        """How many members a group had when its records were written; 0 for a group without records."""
         if group_id in self.groups and self.groups[group_id].members:
             return len(self.groups[group_id].members)
         return sum(kind is Kind.MEMBER for kind, _ in self.consumers.get(group_id, {}))
 
     def take(self, latest: Mapping[bytes, bytes | None]) -> None:
         """Adds the records of one partition of the topic."""
-        # Keys of version 0 mean the same as those of version 1, and are older.
+        # Keys of version 0 mean the same as those of version 1, and old Kafka wrote them: those of version 1 win.
         oldest = ((key, value) for key, value in latest.items() if key.startswith(b"\0\0"))
         others = ((key, value) for key, value in latest.items() if not key.startswith(b"\0\0"))
         for key, value in itertools.chain(oldest, others):
@@ -88,7 +88,7 @@ class StoredGroups:
         self.offsets.setdefault(key.group_id, {}).setdefault(key.topic, {})[key.partition] = committed
 
     def _drop_commit(self, key: CommitKey) -> None:
-        """A topic without offsets, and a group without topics, are not there."""
+        """Removes an offset, and with the last one the topic and the group."""
         topics = self.offsets.get(key.group_id, {})
         partitions = topics.get(key.topic, {})
         partitions.pop(key.partition, None)
@@ -174,7 +174,7 @@ def _latest_of_committed(
             undecided.setdefault(batch.producer_id, []).extend(rows)
         else:
             take(rows)
-    # What stands before a record that counts could not count any more.
+    # A record before one that counts would change nothing, even if its transaction were committed.
     left = {
         producer_id: [row for row in rows if row[0] > offsets.get(row[1], -1)]
         for producer_id, rows in undecided.items()

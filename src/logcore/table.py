@@ -1,10 +1,10 @@
 """The latest value of each key, as a mapping that follows a log.
 
 Rules:
-- A record sets its key, a tombstone removes it, a record without a key says nothing.
-- Each look at the table first takes in what the log has got since; a log that is only read looks at its files for that.
-- A truncation, or records that were deleted before they were taken in, make it start over. So does nothing else:
-  compaction leaves the last record of each key.
+- A record sets its key, a tombstone removes it, a record without a key is ignored.
+- Each use of the table first reads the new records of the log; a read-only log checks its files for that.
+- The table starts over after a truncation, and after a deletion of records that it had not read. Nothing else makes it
+  start over: compaction leaves the last record of each key.
 
 All keys and values are in memory. The table writes nothing, and starts no thread.
 """
@@ -20,13 +20,13 @@ import numpy as np
 from logcore.errors import OffsetOutOfRangeError
 from logcore.reader import Isolation, LogReader, fs_of
 
-#: How often a table starts over when the log is cut under it time and again.
+#: How often a table starts over if the log is truncated again and again meanwhile.
 _ATTEMPTS: Final = 10
 
 
 class Table(Mapping[bytes, bytes]):
-    """Made by Log.table(). May be used from several threads. Each look is at the log as it is then, so a key met while
-    iterating may be gone when it is looked up; snapshot() is one moment. Raises what reading the log raises.
+    """Made by Log.table(). May be used from several threads. Each use sees the log of that moment, so a key found while
+    iterating may be missing afterwards; snapshot() is of one moment. Raises what reading the log raises.
     """
 
     def __init__(self, log: LogReader, *, isolation: Isolation = "read_uncommitted") -> None:
@@ -37,7 +37,7 @@ class Table(Mapping[bytes, bytes]):
         self._offset = log.log_start_offset
         self._cuts = log.times_truncated
         self._make_lock()
-        fs_of(log).after_fork(self._make_lock)  # a thread of the parent may hold it, and is not there in the child
+        fs_of(log).after_fork(self._make_lock)  # a thread of the parent may hold it, and does not run in the child
 
     def _make_lock(self) -> None:
         self._lock = threading.Lock()
@@ -57,7 +57,7 @@ class Table(Mapping[bytes, bytes]):
             return self._values.copy()  # type: ignore[return-value]
 
     def refresh(self) -> int:
-        """Takes in what there is now; returns how far."""
+        """Reads the new records of the log; returns the offset behind them."""
         self._log.refresh()
         with self._lock:
             for _ in range(_ATTEMPTS):
@@ -86,6 +86,8 @@ class Table(Mapping[bytes, bytes]):
         for columns in log.scan(self._offset, end, isolation=self._isolation):
             keys = columns.keys()
             values.update(zip(keys, columns.values(), strict=True))  # type: ignore[arg-type]
+            # The update has put tombstones and records without a key into the table too. Remove them, unless a later
+            # record of this chunk has set the key again.
             for row in np.flatnonzero((columns.value_sizes < 0) | (columns.key_sizes < 0)).tolist():
                 key = keys[row]
                 if key is None or values.get(key, b"") is None:
@@ -96,7 +98,7 @@ class Table(Mapping[bytes, bytes]):
 
     def __getitem__(self, key: bytes) -> bytes:
         self.refresh()
-        with self._lock:  # within a chunk, tombstones are in it until all of it was taken in
+        with self._lock:  # _catch_up() holds it while tombstones of a chunk are in the table
             value = self._values[key]
         assert value is not None, "tombstones are not kept"
         return value
@@ -131,7 +133,7 @@ class TopicTable(Mapping[bytes, bytes]):
         return f"<TopicTable {list(self.partitions)}>"
 
     def refresh(self) -> list[int]:
-        """Takes in what there is now; returns how far, for each partition."""
+        """Reads the new records of each partition; returns the offsets behind them."""
         return [table.refresh() for table in self.partitions]
 
     def __getitem__(self, key: bytes) -> bytes:

@@ -1,9 +1,9 @@
-"""A remote cluster over confluent-kafka (librdkafka): TLS, SASL, leaders and retries are the client's.
+"""A remote cluster over confluent-kafka (librdkafka), which handles TLS, SASL, leaders and retries.
 
 Rules:
-- What the client reports is told apart here and nowhere else: the cluster is away, another one has the transactional
+- Only this module classifies the client's errors: the cluster cannot be reached, another producer has the transactional
   id, a record is refused, a partition is refused, the transaction can only be aborted.
-- Every call has an end in time. What is not over then is asked again, or given up by the caller.
+- Every call has a time limit. The caller repeats a call that reached it, or gives up.
 - Calls run in the thread of the caller, delivery reports too.
 - librdkafka stamps a record without a time, or of the time 0, with its own clock. All other times are kept.
 
@@ -42,14 +42,14 @@ from logcore.shipping.remote import (
 _PATIENCE_S: Final = 10.0
 #: How long a call that ends a sender may take.
 _ENDING_S: Final = 2.0
-#: One message of librdkafka may be as large as it allows: the remote topic decides what is too large.
+#: The largest message size that librdkafka allows, because the remote topic decides which record is too large.
 _LARGEST_MESSAGE_BYTES: Final = 1_000_000_000
-#: How long a transaction may stand still.
+#: How long a transaction may make no progress before its sender is replaced.
 _SILENCE_S: Final = 10.0
 _FETCH_RECORDS: Final = 10_000
 TRANSACTION_TIMEOUT_MS: Final = 60_000
 
-#: The cluster takes other records of this partition, and not this one.
+#: The cluster refuses this record, and accepts others of the partition.
 _REFUSING: Final = (
     "MSG_SIZE_TOO_LARGE",
     "RECORD_LIST_TOO_LARGE",
@@ -60,7 +60,7 @@ _REFUSING: Final = (
     "_INVALID_DIFFERENT_RECORD",
     "UNSUPPORTED_FOR_MESSAGE_FORMAT",
 )
-#: It takes none of this partition.
+#: The cluster refuses all records of this partition.
 _FAILING: Final = (
     "TOPIC_AUTHORIZATION_FAILED",
     "UNKNOWN_TOPIC_OR_PART",
@@ -70,7 +70,7 @@ _FAILING: Final = (
     "POLICY_VIOLATION",
     "INVALID_REQUIRED_ACKS",
 )
-#: The position of a consumer is not in what a partition holds.
+#: The position of a consumer is outside the offsets of the partition, or the partition does not exist.
 _LOSING: Final = (
     "_AUTO_OFFSET_RESET",
     "OFFSET_OUT_OF_RANGE",
@@ -80,7 +80,7 @@ _LOSING: Final = (
     "_UNKNOWN_PARTITION",
 )
 _FENCING: Final = ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH")
-#: What no retry heals: who asks has to be told.
+#: No retry helps: the caller gets the error.
 _REFUSED_ACCESS: Final = (
     "_AUTHENTICATION",
     "SASL_AUTHENTICATION_FAILED",
@@ -104,7 +104,7 @@ def _client() -> Any:
 
 
 def _journal() -> logging.Logger:
-    """The logger for librdkafka. Its important errors are raised too, so without handlers it is quiet."""
+    """The logger for librdkafka. Its important errors are raised too, so it prints nothing unless a handler is set."""
     journal = logging.getLogger("logcore.shipping.librdkafka")
     if not journal.handlers:
         journal.addHandler(logging.NullHandler())
@@ -115,8 +115,8 @@ class KafkaCluster:
     """A Kafka cluster to ship to, or to mirror from. Made by its address; a with block closes it.
 
     bootstrap_servers: as clients take it, "host:port,host:port". config: more settings of librdkafka, such as those of
-    TLS and SASL; they win, but for those that what is promised rests on. Raises MissingDependencyError, and
-    InvalidConfigError for a setting that librdkafka does not take. Nothing is connected before it is needed.
+    TLS and SASL. They override ours, except the settings that the guarantees depend on. Raises MissingDependencyError,
+    and InvalidConfigError for a setting that librdkafka refuses. Nothing is connected before it is needed.
     """
 
     def __init__(self, bootstrap_servers: str, config: Mapping[str, object] | None = None) -> None:
@@ -149,7 +149,7 @@ class KafkaCluster:
         self._admin_client = None
 
     def _config(self, **fixed: object) -> dict[str, object]:
-        """Settings of a client. fixed: with `_` for `.`; what is promised rests on them."""
+        """Settings of a client. fixed: with `_` for `.`; the guarantees depend on these, so they override users'."""
         config: dict[str, object] = {
             "bootstrap.servers": self.bootstrap_servers,
             "error_cb": self._note,
@@ -198,7 +198,7 @@ class KafkaCluster:
     # -- to ship to ----------------------------------------------------------------------------------------------
 
     def partition_counts(self, topics: Collection[str]) -> dict[str, int]:
-        """See TargetCluster. Asks for all topics, for a cluster may make those that it is asked for by name."""
+        """See TargetCluster. Asks for all topics, because a cluster may create a topic that is asked for by name."""
         try:
             found = self._admin().list_topics(timeout=_PATIENCE_S).topics
         except self._kafka.KafkaException as error:
@@ -228,7 +228,7 @@ class KafkaCluster:
                 raise RemoteTopicError(f"topic {name!r} could not be made: {_text(error)}") from error
 
     def committed(self, group_id: str, partitions: Collection[Partition]) -> dict[Partition, Progress]:
-        """See TargetCluster. Waits for transactions that are being ended."""
+        """See TargetCluster. Offsets of an ending transaction are waited for, by the isolation level of the reader."""
         wanted = [self._kafka.TopicPartition(topic, number) for topic, number in partitions]
         if not wanted:
             return {}
@@ -244,7 +244,9 @@ class KafkaCluster:
         }
 
     def reader(self, group_id: str) -> Any:
-        """A consumer of a group that reads nothing: for its committed offsets, and its name in transactions."""
+        """A consumer of a group that reads no records: it serves for committed offsets and for the group's metadata in
+        transactions.
+        """
         if group_id not in self._readers:
             fixed = self._config(group_id=group_id, enable_auto_commit=False, isolation_level="read_committed")
             self._readers[group_id] = self._made(self._kafka.Consumer, fixed)
@@ -268,9 +270,11 @@ class KafkaCluster:
         return _TransactionalSender(self, producer, transactional_id, group_id)
 
     def plain_sender(self) -> Sender:
-        """See TargetCluster. Records wait in it as long as the cluster is away, so that nothing is sent twice for it.
+        """See TargetCluster. Records wait in the client while the cluster cannot be reached: a record that timed out
+        would have to be sent again, and might be stored twice.
 
-        Without gaps: what comes behind a record that fails is not sent, or its repetition would change the order.
+        The gapless guarantee: records behind a failed record are not sent, because repeating that record afterwards
+        would change the order.
         """
         config = self._config(
             enable_idempotence=True,
@@ -301,7 +305,7 @@ class KafkaCluster:
         return found
 
     def _is_compacted(self, topic: str) -> bool:
-        """Also where that may not be asked."""
+        """Whether a topic is compacted. True if the cluster does not allow the question: gaps are then no error."""
         from confluent_kafka import admin
 
         kind: Any = admin
@@ -345,7 +349,7 @@ class KafkaCluster:
                 reached[one] = message.offset()
             elif error.name() in _REFUSED_ACCESS:
                 raise self.raised(self._kafka.KafkaException(error))
-            else:  # another leader, or away: the next fetch() starts over
+            else:  # the leader has changed, or cannot be reached: the next fetch() assigns the positions again
                 self._said = error.str()
                 self._expected = {}
                 if error.name() in _LOSING:
@@ -447,7 +451,7 @@ class _PlainSender:
             self._report(one, record.offset, error.args[0])
 
     def _report(self, one: Partition, offset: int, error: Any) -> None:
-        """Reports of a partition come in order. What comes behind an error does not count."""
+        """Notes a delivery report. Those of a partition come in order; those behind an error do not count."""
         is_broken = one in self._refused or one in self._failed
         if error is None and not is_broken:
             self._delivered[one] = offset + 1
@@ -462,12 +466,16 @@ class _PlainSender:
     def wait(self, timeout_s: float) -> Outcome | None:
         if self._left(timeout_s):
             return None
+        # The progress of a batch may lie above its last record: the offsets between need no shipping.
         for one, progress in self._batch.progress.items():
             if self._counts.get(one, 0) == len(self._batch.records.get(one, ())):
                 self._delivered[one] = progress.offset
         if self._refused or self._failed or self._delivered:
             return Outcome(dict(self._delivered), dict(self._refused), dict(self._failed))
-        raise self._cluster.unavailable(self._kafka.KafkaException(self._trouble) if self._trouble else None)
+        error = None
+        if self._trouble:
+            error = self._kafka.KafkaException(self._trouble)
+        raise self._cluster.unavailable(error)
 
     def _left(self, timeout_s: float) -> int:
         """How many reports are missing after timeout_s."""
@@ -478,7 +486,7 @@ class _PlainSender:
         return left
 
     def close(self) -> None:
-        with contextlib.suppress(self._kafka.KafkaException):  # a fatal error was told before
+        with contextlib.suppress(self._kafka.KafkaException):  # a fatal error was raised before
             self._producer.purge()
             self._producer.flush(_ENDING_S)
 
@@ -495,7 +503,9 @@ class _TransactionalSender(_PlainSender):
         self._silent_s = 0.0
 
     def _silent(self, timeout_s: float) -> None:
-        """Nothing has happened. A sender to which nothing happens for long is replaced: that ends its transaction."""
+        """Counts time without progress. After _SILENCE_S it raises: a new sender with the same id aborts the
+        transaction.
+        """
         self._silent_s += timeout_s
         if self._silent_s >= _SILENCE_S:
             raise self._cluster.unavailable()
@@ -523,7 +533,7 @@ class _TransactionalSender(_PlainSender):
             if self._refused or self._failed:
                 self._producer.abort_transaction(_PATIENCE_S)
                 return Outcome({}, dict(self._refused), dict(self._failed))
-            # An error of a record besides makes these raise: the transaction can only be aborted.
+            # After any other error of a record the two calls below raise: the transaction can only be aborted.
             if not self._has_offsets:
                 offsets = [self._kafka.TopicPartition(*one, *its) for one, its in self._batch.progress.items()]
                 group = self._cluster.reader(self._group_id).consumer_group_metadata()
@@ -533,28 +543,32 @@ class _TransactionalSender(_PlainSender):
         except self._kafka.KafkaException as error:
             if error.args[0].retriable() and not error.args[0].txn_requires_abort():
                 self._silent(timeout_s)
-                return None  # asked again, the same call goes on
+                return None  # the next wait() makes the same call, which continues
             raise self._raised(error) from error
         return Outcome({one: progress.offset for one, progress in self._batch.progress.items()})
 
     def close(self) -> None:
-        """An open transaction is aborted if that is quick; else the next sender of this id, or its timeout, does it."""
+        """Aborts an open transaction if that is quick; otherwise the next sender of the id or its timeout does it."""
         super().close()
-        # There may be none, or the cluster is away, or another forwarder has the id.
+        # It fails if no transaction is open, the cluster cannot be reached, or another forwarder has the id.
         with contextlib.suppress(self._kafka.KafkaException):
             self._producer.abort_transaction(_ENDING_S)
 
 
 def _record(message: Any) -> RemoteRecord:
     kind, timestamp_ms = message.timestamp()
+    if not kind:  # TIMESTAMP_NOT_AVAILABLE is 0
+        timestamp_ms = -1
     headers = tuple((name, value) for name, value in message.headers() or ())
-    epoch = message.leader_epoch()
-    record = Record(message.offset(), timestamp_ms if kind else -1, message.key(), message.value(), headers)
-    return RemoteRecord(record, -1 if epoch is None else epoch)
+    leader_epoch = message.leader_epoch()
+    if leader_epoch is None:
+        leader_epoch = -1
+    record = Record(message.offset(), timestamp_ms, message.key(), message.value(), headers)
+    return RemoteRecord(record, leader_epoch)
 
 
 def _topic_id(given: Any) -> str:
-    """Kafka's id of a topic as text; empty for the id of none."""
+    """Kafka's id of a topic as text; empty if there is none, or if it is the id of zeros."""
     if given is None:
         return ""
     most = given.get_most_significant_bits()
