@@ -868,7 +868,7 @@ MISTAKES: Final = (
         "partition_is_let_go_of_before_the_commit", "logcore/consumer/consumer.py",
         "        self._give_up(frozenset(self._readings) - partitions)\n        self._take_owned()\n",
         "        if self._ownership is not None:\n"
-        "            self._ownership.settle(frozenset(self._readings) & partitions, self._group_metadata())\n"
+        "            self._ownership.settle(frozenset(self._readings) & partitions, self._place.group_metadata())\n"
         "        self._give_up(frozenset(self._readings) - partitions)\n        self._take_owned()\n",
         "consumer/test_shared_groups_exploration.py",
     ),
@@ -892,8 +892,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "partition_is_read_while_another_owns_it", "logcore/consumer/consumer.py",
-        "            owned = self._ownership.settle(self._share, self._group_metadata())\n",
-        "            self._ownership.settle(self._share, self._group_metadata())\n",
+        "            owned = self._ownership.settle(self._share, self._place.group_metadata())\n",
+        "            self._ownership.settle(self._share, self._place.group_metadata())\n",
         "consumer/test_shared_groups_exploration.py",
     ),
     Mistake(
@@ -960,7 +960,7 @@ MISTAKES: Final = (
         "consumer/test_consumer_groups.py",
     ),
     Mistake(
-        "position_is_finished_at_once", "logcore/consumer/consumer.py",
+        "position_is_finished_at_once", "logcore/consumer/commits.py",
         "            one: OffsetAndMetadata(reading.finished)\n",
         "            one: OffsetAndMetadata(reading.position or 0)\n",
         "consumer/test_consumer.py consumer/test_consumer_groups.py",
@@ -1570,8 +1570,8 @@ MISTAKES: Final = (
         "committed_offsets_read_before_the_open_ones", "logcore/consumer/consumer.py",
         "            if self._settings.isolation_level == \"read_committed\":\n"
         "                undecided = self._groups.unstable(group_id)\n"
-        "            stored = self._offsets().committed(group_id)\n",
-        "            stored = self._offsets().committed(group_id)\n"
+        "            stored = self._commits.committed()\n",
+        "            stored = self._commits.committed()\n"
         "            if self._settings.isolation_level == \"read_committed\":\n"
         "                undecided = self._groups.unstable(group_id)\n",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",

@@ -183,11 +183,11 @@ def test_members_of_processes_that_share_the_directory(data: Path, monkeypatch: 
     ):
         consumer.subscribe(["t"])
         consumer.poll(0)
-        assert consumer._member is not None
+        assert consumer._place.member is not None
         (row,) = rows("group", "members", data, "g")
         assert row == {
             "group": "g",
-            "member": consumer._member.member_id,
+            "member": consumer._place.member.member_id,
             "instance": None,
             "client": "one",
             "host": row["host"],

@@ -135,7 +135,9 @@ def test_who_closes_in_the_middle_of_a_rebalance_commits(situation: str, is_shar
             members.append(consumer)
         newcomer = members.pop()
         poll_all(members)
-        leader, follower = sorted(members, key=lambda one: one._member is not None and one._member._divided is None)
+        leader, follower = sorted(
+            members, key=lambda one: one._place.member is not None and one._place.member._divided is None
+        )
         closing, other = (leader, follower) if situation.startswith("leader") else (follower, leader)
         for partition in range(4):
             data.partition("t", partition).append_many([(None, b"x")] * 5)

@@ -183,8 +183,8 @@ def joined(data: LogDir, group_id: str = "g") -> logcore.Consumer:
 
 def generation_of(data: LogDir) -> int:
     with joined(data) as consumer:
-        assert consumer._member is not None
-        return consumer._member.generation
+        assert consumer._place.member is not None
+        return consumer._place.member.generation
 
 
 def test_a_topic_of_the_same_name_begins_without_the_offsets_of_a_deleted_one(tmp_path: Path) -> None:
@@ -249,8 +249,8 @@ def test_a_generation_is_never_used_again_after_a_power_cut() -> None:
         consumer.subscribe(["t"])
         while not consumer.assignment():
             consumer.poll(10)
-        assert consumer._member is not None
-        generation = consumer._member.generation
+        assert consumer._place.member is not None
+        generation = consumer._place.member.generation
         if not is_last:
             consumer.close()
     disk.crash()
@@ -260,8 +260,8 @@ def test_a_generation_is_never_used_again_after_a_power_cut() -> None:
             consumer.subscribe(["t"])
             while not consumer.assignment():
                 consumer.poll(10)
-            assert consumer._member is not None
-            assert consumer._member.generation > generation
+            assert consumer._place.member is not None
+            assert consumer._place.member.generation > generation
 
 
 def test_a_commit_that_was_answered_survives_a_power_cut() -> None:
@@ -292,12 +292,12 @@ def test_who_polls_in_time_stays_a_member() -> None:
         consumer.subscribe(["t"])
         while not consumer.assignment():
             consumer.poll(10)
-        assert consumer._member is not None
-        joined = consumer._member.member_id
+        assert consumer._place.member is not None
+        joined = consumer._place.member.member_id
         for _ in range(12):
             disk.advance(400)
             consumer.poll(0)
-        assert consumer._member.member_id == joined
+        assert consumer._place.member.member_id == joined
 
 
 def test_members_that_were_paused_together_stay() -> None:
@@ -316,21 +316,21 @@ def test_members_that_were_paused_together_stay() -> None:
             one.poll(0)
             other.poll(0)
             disk.advance(10)
-        assert one._member is not None
-        assert other._member is not None
-        generation = one._member.generation
+        assert one._place.member is not None
+        assert other._place.member is not None
+        generation = one._place.member.generation
         for _ in range(5):
             disk.advance(3_600_000)
             one.poll(0)
             other.poll(0)
-        assert [member.generation for member in (one._member, other._member)] == [generation] * 2
+        assert [member.generation for member in (one._place.member, other._place.member)] == [generation] * 2
         for _ in range(9):
             disk.advance(400)
             one.poll(0)
         while len(one.assignment()) < 2:  # the other one polls no more
             disk.advance(10)
             one.poll(0)
-        assert one._member.generation > generation
+        assert one._place.member.generation > generation
 
 
 def test_a_member_that_was_removed_commits_nothing() -> None:

@@ -151,7 +151,7 @@ class Life:
         owners: dict[TopicPartition, list[int]] = {}
         generations = {}
         for number, worker in enumerate(self.workers):
-            member = worker.consumer._member
+            member = worker.consumer._place.member
             if member is not None and member.is_stable:
                 generations[number] = member.generation
         newest = max(generations.values(), default=-1)

@@ -253,7 +253,7 @@ class Group:
         self, registry: FileRegistry, node: GroupNode, consumer: logcore.Consumer, handed: set[TopicPartition]
     ) -> None:
         members = node.group.members
-        mine = consumer._member
+        mine = consumer._place.member
         if mine is None or mine.member_id not in members:
             return
         for one in handed:
@@ -262,10 +262,10 @@ class Group:
             named, number = paths.unpack_owner(owner.value)
             assert (named, number) == (consumer._registration.consumer_id, 0), f"one living owner: {one}, {owner}"
         for other in self._living():
-            if other is consumer or other._member is None:
+            if other is consumer or other._place.member is None:
                 continue
-            both = handed & other.assignment() if other._member.member_id in members else set()
-            assert not both, f"one living owner: {both} of {mine.member_id} and {other._member.member_id}"
+            both = handed & other.assignment() if other._place.member.member_id in members else set()
+            assert not both, f"one living owner: {both} of {mine.member_id} and {other._place.member.member_id}"
 
     def _check_heirs(self, node: GroupNode, began_ms: int) -> None:
         dead = {
@@ -280,7 +280,7 @@ class Group:
     def _check_patience(self, node: GroupNode) -> None:
         members = node.group.members
         for consumer in self._living():
-            member_id = "" if consumer._member is None else consumer._member.member_id
+            member_id = "" if consumer._place.member is None else consumer._place.member.member_id
             was_member = bool(member_id) and self.known_as.get(consumer) == member_id
             if was_member and member_id not in members and consumer not in self.leaving and not self.rewinds:
                 silent_ms = self._awake_ms() - self.polled_ms[consumer]
@@ -299,9 +299,9 @@ class Group:
             for one in read_assignment(member.assignment) or ()
         }
         for consumer in self._living():
-            if consumer._member is None or consumer._member.member_id not in node.group.members:
+            if consumer._place.member is None or consumer._place.member.member_id not in node.group.members:
                 continue
-            member_id = consumer._member.member_id
+            member_id = consumer._place.member.member_id
             other = {one: given[one] for one in consumer.assignment() if given.get(one, member_id) != member_id}
             assert not other, f"no second owner: {member_id} has {other}"
 
@@ -309,7 +309,7 @@ class Group:
         return [consumer for process, consumer in self.readers if not process.is_killed]
 
     def _note_owners(self, consumer: logcore.Consumer) -> None:
-        member = consumer._member
+        member = consumer._place.member
         if member is None or not member.is_stable:
             return
         self.generation = max(self.generation, member.generation)
@@ -366,6 +366,6 @@ class Group:
             consumer.subscribe(["t"])
             while not consumer.assignment():
                 consumer.poll(10)
-            assert consumer._member is not None
-            found = consumer._member.generation
+            assert consumer._place.member is not None
+            found = consumer._place.member.generation
             assert found > self.generation, f"generation: {found} behind {self.generation}"

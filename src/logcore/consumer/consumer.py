@@ -24,6 +24,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from types import TracebackType
 from typing import Final, Protocol, Self, cast
 
+from logcore.consumer.commits import Commits, Place
 from logcore.consumer.fetcher import Fetcher, Reading
 from logcore.consumer.groups import Directory as GroupDirectory
 from logcore.consumer.groups import Groups
@@ -40,17 +41,13 @@ from logcore.consumer.values import (
     RebalanceListener,
     checked_offset,
 )
-from logcore.coordination.effects import Committer, GroupError, OffsetKey
 from logcore.errors import (
-    CommitFailedError,
     ConsumerStateError,
-    FencedInstanceError,
     ForkedWriterError,
     InvalidConfigError,
     LogcoreError,
     NoOffsetError,
     OffsetOutOfRangeError,
-    RebalanceInProgressError,
     TopicNotFoundError,
 )
 from logcore.format.columns import RecordColumns
@@ -59,7 +56,6 @@ from logcore.fs import FS, SharedFS
 from logcore.kernels import TopicRecord
 from logcore.log import Log
 from logcore.names import OFFSETS_TOPIC
-from logcore.notices import WARNING, tell
 from logcore.reader import listen_to
 from logcore.registry import Registry
 from logcore.registry.paths import Pattern
@@ -98,10 +94,7 @@ class Consumer:
         self._is_shared = directory.is_shared
         self._groups = groups
         self._settings = settings
-        self._stores: OffsetStores | None = None
-        if groups is not None:
-            self._stores = OffsetStores(groups, registry, settings.offsets_storage, settings.dual_commit)
-        self._member: GroupMember | None = None
+        self._place = Place(str(settings.group_id), settings.group_instance_id)
         self._topics: frozenset[str] = frozenset()
         self._pattern: re.Pattern[str] | None = None
         self._listener = RebalanceListener()
@@ -113,9 +106,7 @@ class Consumer:
         self._share: frozenset[TopicPartition] = frozenset()  # read as soon as no other owns it
         self._is_share_taken = True
         self._first_seen: dict[str, int] = {}  # topic -> how many partitions it had when it was first read
-        self._commit_due_ms = 0
         self._is_closed = False
-        self._is_leaving = False  # its group, with the commits that it makes now
         self._using = threading.RLock()  # a listener seeks and commits in the middle of poll()
         self._depth = 0  # of methods that run; changed under the lock
         self._moved = threading.Condition()
@@ -129,6 +120,10 @@ class Consumer:
         if groups is not None:
             groups.listen(self._listening)
         self._fetcher = Fetcher(fs, self._readings, settings, is_read_only=is_read_only, is_shared=self._is_shared)
+        stores: OffsetStores | None = None
+        if groups is not None:
+            stores = OffsetStores(groups, registry, settings.offsets_storage, settings.dual_commit)
+        self._commits = Commits(fs, settings, self._readings, self._place, stores)
 
     # -- opening and closing -------------------------------------------------------------------------------------
 
@@ -169,10 +164,10 @@ class Consumer:
             if is_done:
                 self._fetcher.finish()
             try:
-                if self._member is not None:
-                    self._leave(self._member)
+                if self._place.member is not None:
+                    self._leave(self._place.member)
                 elif self._settings.enable_auto_commit:
-                    self._commit_finished()
+                    self._commits.commit_finished()
             finally:
                 self._is_closed = True
                 for reading in self._readings.values():
@@ -184,13 +179,13 @@ class Consumer:
 
     def _leave(self, member: GroupMember) -> None:
         """Commits what is finished, tells the listener, and gives the place up, whatever the listener raises."""
-        self._is_leaving = True
+        self._place.is_leaving = True
         try:
             if self._settings.enable_auto_commit:
-                self._commit_finished()
+                self._commits.commit_finished()
             self._revoke(frozenset(self._readings))
         finally:
-            self._is_leaving = False
+            self._place.is_leaving = False
             self._set_readings(frozenset())
             self._share = frozenset()
             if self._fs.forks == self._forks:  # else the place is the parent's
@@ -235,11 +230,6 @@ class Consumer:
             raise ConsumerStateError("this consumer has no group", expected="group_id in LogDir.consumer()", found=None)
         return self._groups
 
-    def _offsets(self) -> OffsetStores:
-        self._group()
-        assert self._stores is not None
-        return self._stores
-
     # -- what is read --------------------------------------------------------------------------------------------
 
     def subscribe(
@@ -266,10 +256,10 @@ class Consumer:
             self._pattern = None if pattern is None else re.compile(pattern)
             self._listener = listener or RebalanceListener()
             self._register()
-            if self._groups is not None and self._member is None:
+            if self._groups is not None and self._place.member is None:
                 settings = self._settings
                 assert settings.group_id is not None
-                self._member = GroupMember(
+                self._place.member = GroupMember(
                     self._groups,
                     settings.group_id,
                     instance_id=settings.group_instance_id,
@@ -315,9 +305,9 @@ class Consumer:
         with self._alone(is_whole=True):
             self._check_open()
             self._drop_assigned()
-            if self._member is not None:
-                self._leave(self._member)
-                self._member = None
+            if self._place.member is not None:
+                self._leave(self._place.member)
+                self._place.member = None
             self._set_readings(frozenset())
             self._topics = frozenset()
             self._pattern = None
@@ -454,14 +444,12 @@ class Consumer:
                 chosen = self._take_positions()
             else:
                 chosen = {TopicPartition(*one): checked_offset(given) for one, given in offsets.items()}
-            self._commit(chosen)
+            self._commits.commit(chosen)
 
     def commit_elsewhere(self) -> None:
         """As commit(), in another thread than the one that reads: what that was handed out until now."""
         self._check_open()
-        error = self._store(self._take_positions())
-        if error is not None:
-            self._refuse(error)
+        self._commits.commit_elsewhere(self._take_positions())
 
     def _take_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """What commit() stores by default."""
@@ -471,7 +459,7 @@ class Consumer:
 
     def committed(self, partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed, by whomever; None where nothing was."""
-        stored = self._offsets().committed(str(self._settings.group_id))
+        stored = self._commits.committed()
         found: dict[TopicPartition, OffsetAndMetadata | None] = {}
         for one in partitions:
             each = stored.get(TopicPartition(*one))
@@ -479,34 +467,6 @@ class Consumer:
                 None if each is None else OffsetAndMetadata(each.offset, each.metadata, each.leader_epoch)
             )
         return found
-
-    def _commit(self, chosen: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """A member that keeps its partitions in a rebalance may commit for the generation that began since it asked for
-        a place there. It enters that first.
-        """
-        error = self._store(chosen)
-        is_outdated = error is GroupError.ILLEGAL_GENERATION
-        if is_outdated and self._member is not None and self._member.enter_generation():
-            error = self._store(chosen)
-        if error is not None:
-            self._refuse(error)
-
-    def _store(self, chosen: Mapping[TopicPartition, OffsetAndMetadata]) -> GroupError | None:
-        stores = self._offsets()
-        if not chosen:
-            return None
-        now_ms = self._fs.now_ms()
-        rows: dict[OffsetKey, Committed] = {
-            one: Committed(each.offset, each.leader_epoch, each.metadata, now_ms) for one, each in chosen.items()
-        }
-        error = stores.commit(Committer(*self._group_metadata(), is_leaving=self._is_leaving), rows)
-        if error is not None:
-            return error
-        for one, each in chosen.items():
-            reading = self._readings.get(one)
-            if reading is not None:
-                reading.stored = each.offset
-        return None
 
     def group_metadata(self) -> GroupMetadata:
         """Which member of its group this consumer is now, for TransactionalProducer.send_offsets_to_transaction().
@@ -516,71 +476,7 @@ class Consumer:
         with self._alone():
             self._check_open()
             self._group()
-            return self._group_metadata()
-
-    def _group_metadata(self) -> GroupMetadata:
-        group_id = str(self._settings.group_id)
-        member = self._member
-        if member is None:
-            return GroupMetadata(group_id, -1, "", None)
-        return GroupMetadata(group_id, member.generation, member.member_id, self._settings.group_instance_id)
-
-    def _refuse(self, error: GroupError) -> None:
-        group = f"of group {self._settings.group_id!r}"
-        match error:
-            case GroupError.REBALANCE_IN_PROGRESS:
-                raise RebalanceInProgressError(f"the partitions {group} are being divided: poll, then commit again")
-            case GroupError.FENCED_INSTANCE_ID:
-                raise FencedInstanceError(f"another consumer took the place of this one {group}")
-            case GroupError.UNKNOWN_MEMBER_ID | GroupError.ILLEGAL_GENERATION:
-                raise CommitFailedError(
-                    f"this consumer is no member {group} any more, or of an older generation; it did not poll within "
-                    f"max_poll_interval_ms={self._settings.max_poll_interval_ms}, or the group has members and this "
-                    "consumer is none of them"
-                )
-            case _:
-                assert self._groups is not None
-                raise CommitFailedError(f"offsets {group} were not stored: {error.name}") from self._groups.failure
-
-    def _finished(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What auto-commit has to store."""
-        return {
-            one: OffsetAndMetadata(reading.finished)
-            for one, reading in self._readings.items()
-            if reading.finished is not None and reading.finished != reading.stored
-        }
-
-    def _commit_finished(self) -> None:
-        """Before partitions are given up. If the group refuses it, the next owner processes it again.
-
-        A disk that fails is reported by groups.py.
-        """
-        if self._groups is None:
-            return
-        chosen = self._finished()
-        try:
-            self._commit(chosen)
-        except (CommitFailedError, RebalanceInProgressError, FencedInstanceError) as error:
-            self._tell_uncommitted(chosen, error)
-
-    def _tell_uncommitted(self, chosen: Mapping[TopicPartition, OffsetAndMetadata], reason: object) -> None:
-        group_id = self._settings.group_id
-        for one, each in chosen.items():
-            text = "group %s: %s was processed up to offset %d, which is not committed: %s"
-            tell("consumer", WARNING, text, group_id, one, each.offset, reason)
-
-    def _commit_when_due(self) -> None:
-        settings = self._settings
-        if self._groups is None or not settings.enable_auto_commit:
-            return
-        now_ms = self._fs.monotonic_ms()
-        if not self._commit_due_ms:
-            self._commit_due_ms = now_ms + settings.auto_commit_interval_ms
-        if now_ms >= self._commit_due_ms:
-            self._commit_due_ms = now_ms + settings.auto_commit_interval_ms
-            # What is refused now is stored before the partitions are given up.
-            with contextlib.suppress(CommitFailedError, RebalanceInProgressError, FencedInstanceError):
-                self._commit(self._finished())
+            return self._place.group_metadata()
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -674,7 +570,7 @@ class Consumer:
             self._has_moved = False
         self._look()
         self._open_again()
-        self._commit_when_due()
+        self._commits.commit_when_due()
         self._settle(list(self._readings))
 
     @property
@@ -755,7 +651,7 @@ class Consumer:
             # Asked first: a transaction that ends between the two is then either open here, or counts there.
             if self._settings.isolation_level == "read_committed":
                 undecided = self._groups.unstable(group_id)
-            stored = self._offsets().committed(group_id)
+            stored = self._commits.committed()
         for one in unsettled:
             if one in undecided:  # what it would commit is processed already, if it commits
                 continue
@@ -800,7 +696,7 @@ class Consumer:
         wanted = self.subscription()
         for topic in wanted:
             self._first_seen.setdefault(topic, self._count(topic))
-        member = self._member
+        member = self._place.member
         if member is None:
             present = frozenset(TopicPartition(topic, n) for topic in wanted for n in range(self._count(topic)))
             self._take_share(present)
@@ -819,7 +715,7 @@ class Consumer:
         mine = frozenset(self._readings)
         if heard is LOST:
             if self._settings.enable_auto_commit:
-                self._tell_uncommitted(self._finished(), "this consumer was removed from its group")
+                self._commits.tell_uncommitted(self._commits.finished(), "this consumer was removed from its group")
             self._set_readings(frozenset())
             self._share = frozenset()
             if self._ownership is not None:
@@ -840,7 +736,7 @@ class Consumer:
     def _give_up(self, partitions: frozenset[TopicPartition]) -> None:
         """Commits what is finished of them, tells the listener, and reads them no more."""
         if self._settings.enable_auto_commit and partitions:
-            self._commit_finished()
+            self._commits.commit_finished()
         try:
             self._revoke(partitions)
         finally:
@@ -862,7 +758,7 @@ class Consumer:
         owned = self._share
         if self._ownership is not None:
             self._is_share_taken = False
-            owned = self._ownership.settle(self._share, self._group_metadata())
+            owned = self._ownership.settle(self._share, self._place.group_metadata())
         added = owned - frozenset(self._readings)
         self._set_readings(owned)
         self._is_share_taken = owned == self._share
