@@ -469,3 +469,25 @@ def test_another_loop_is_refused(tmp_path: Path) -> None:
         await asyncio.to_thread(asyncio.run, use(consumer))
 
     with_consumer(tmp_path, main)
+
+
+def test_an_iteration_ends_after_its_time(tmp_path: Path) -> None:
+    async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
+        await fill(data, 0, 3)
+        consumer.subscribe(["t"])
+        assert [record.offset async for record in consumer] == [0, 1, 2]
+
+    with_consumer(tmp_path, main, consumer_timeout_ms=0)
+
+
+def test_offsets_in_the_registry_are_committed_and_found(tmp_path: Path) -> None:
+    """A consumer of a loop was made without the registry, and its first commit failed with an AssertionError."""
+
+    async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
+        await fill(data, 0, 3)
+        consumer.subscribe(["t"])
+        assert await take(consumer, 3) == [(0, 0), (0, 1), (0, 2)]
+        await consumer.commit()
+        assert (await consumer.committed([ONE]))[ONE] == OffsetAndMetadata(3)
+
+    with_consumer(tmp_path, main, config={"group.id": "g"}, offsets_storage="registry", enable_auto_commit=False)

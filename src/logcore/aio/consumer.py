@@ -112,6 +112,10 @@ class _Stepped(synchronous.Consumer):
         return self._fs
 
     @property
+    def settings(self) -> ConsumerSettings:
+        return self._settings
+
+    @property
     def fetcher(self) -> Fetcher:
         return self._fetcher
 
@@ -414,8 +418,8 @@ class Consumer:
         return self
 
     async def __anext__(self) -> TopicRecord:
-        """Records as they come, without an end: wakeup() ends it. A record is finished when the loop asks for the
-        next.
+        """Records as they come. wakeup() ends it, and consumer_timeout_ms without a record. A record is finished when
+        the loop asks for the next.
         """
         self._until_turn -= 1
         if self._until_turn > 0 and not self._steps and not self._is_reading:
@@ -432,7 +436,11 @@ class Consumer:
                 if record is not None:
                     return record
                 self._sync.fetcher.finish()
-                if not await self._prepare(None):
+                waits_ms = self._sync.settings.consumer_timeout_ms
+                deadline = None
+                if waits_ms is not None:
+                    deadline = self._loop.time() + waits_ms / 1000
+                if not await self._prepare(deadline):
                     raise StopAsyncIteration
                 chosen = self._sync.fetcher.opened()
                 if chosen is not None:
@@ -493,10 +501,13 @@ def opening(directory: LogDir, is_read_only: bool, settings: ConsumerSettings) -
 
     def make() -> _Stepped:
         groups: Any = None
+        registry = None
         if settings.group_id is not None:
             check_writable(directory)
             groups = directory.coordinators.groups(directory)
-        return _Stepped(fs_of(directory), directory, is_read_only, groups, settings)
+        if settings.uses_registry:
+            registry = directory.coordinators.registry(directory)
+        return _Stepped(fs_of(directory), directory, is_read_only, groups, settings, registry)
 
     async def begin() -> Consumer:
         home = Home("the consumer")

@@ -55,7 +55,7 @@ from logcore.format.grouprecords import Committed
 from logcore.fs import FS, SharedFS
 from logcore.kernels import TopicRecord
 from logcore.log import Log
-from logcore.names import OFFSETS_TOPIC
+from logcore.names import INTERNAL_TOPICS
 from logcore.reader import listen_to
 from logcore.registry import Registry
 from logcore.registry.paths import Pattern
@@ -241,8 +241,9 @@ class Consumer:
     ) -> None:
         """Reads these topics, divided among the members of the group; without a group, all their partitions.
 
-        pattern: instead, all topics whose whole name matches; those of Kafka's own are left out. Replaces what was
-        subscribed before. Topics that do not exist yet are read once they are created.
+        pattern: instead, all topics whose whole name matches, as Kafka's Java client has it; those of Kafka's own are
+        left out unless exclude_internal_topics=False. Replaces what was subscribed before. Topics that do not exist yet
+        are read once they are created.
         """
         if isinstance(topics, str):
             raise InvalidConfigError("topics is a list of names", expected=f"[{topics!r}]", found=repr(topics))
@@ -332,8 +333,9 @@ class Consumer:
         """The topics that are subscribed to; with a pattern, those that match now."""
         if self._pattern is None:
             return self._topics
+        left_out = INTERNAL_TOPICS if self._settings.exclude_internal_topics else frozenset()
         names = self._directory.topics()
-        return frozenset(name for name in names if name != OFFSETS_TOPIC and self._pattern.fullmatch(name))
+        return frozenset(name for name in names if name not in left_out and self._pattern.fullmatch(name))
 
     def assignment(self) -> frozenset[TopicPartition]:
         """The partitions that this consumer reads now."""
@@ -520,17 +522,24 @@ class Consumer:
             return found
 
     def __iter__(self) -> Iterator[TopicRecord]:
-        """Records as they come, without an end: wakeup() from another thread ends it. A record is finished when the
-        loop asks for the next.
+        """Records as they come. wakeup() from another thread ends it, and consumer_timeout_ms without a record. A
+        record is finished when the loop asks for the next.
         """
         while True:
             with self._alone(is_whole=True):
                 self._fetcher.finish()
-                if not self._prepare(None):
+                if not self._prepare(self._iteration_ends_ms()):
                     return
                 chosen = self._fetcher.opened()
             if chosen is not None:
                 yield from self._fetcher.one_by_one(chosen)
+
+    def _iteration_ends_ms(self) -> int | None:
+        """When an iteration that finds no record is over."""
+        waits_ms = self._settings.consumer_timeout_ms
+        if waits_ms is None:
+            return None
+        return self._fs.monotonic_ms() + waits_ms
 
     def wakeup(self) -> None:
         """May be called in any thread: the poll() that waits, or the next one, returns at once."""

@@ -109,20 +109,29 @@ class Fetcher:
                 f"nothing was committed for {one.topic}-{one.partition}",
                 expected='auto_offset_reset="earliest" or "latest", or a commit or a seek',
             )
-        if rule == "earliest" or is_added:
-            reading.place(reading.log.log_start_offset)
-        else:
-            reading.place(self.end(reading.log))
+        if is_added:
+            rule = "earliest"
+        reading.place(self._beginning(reading.log, rule))
+
+    def _beginning(self, log: Log, rule: str) -> int:
+        """Where auto_offset_reset says that reading begins."""
+        if rule == "earliest":
+            return log.log_start_offset
+        end = self.end(log)
+        duration_ms = self._settings.reset_duration_ms
+        if rule == "latest" or duration_ms is None:
+            return end
+        found = log.offset_for_timestamp(self._fs.now_ms() - duration_ms)
+        if found is None:  # all is older
+            return end
+        return min(found, end)
 
     def reset(self, one: TopicPartition, reading: Reading, error: OffsetOutOfRangeError) -> None:
         """The position is not in the log: retention deleted it, or the log was truncated."""
         rule = self._settings.auto_offset_reset
         if rule == "none":
             raise error
-        if rule == "earliest":
-            reading.place(reading.log.log_start_offset)
-        else:
-            reading.place(self.end(reading.log))
+        reading.place(self._beginning(reading.log, rule))
         group = self._settings.group_id
         tell("consumer", WARNING, "group %s continues %s at offset %d: %s", group, one, reading.position, error)
 
