@@ -13,7 +13,14 @@ import pytest
 import logcore
 from logcore import aio
 from logcore.consumer import OffsetAndMetadata, RebalanceListener, TopicPartition
-from logcore.errors import ConsumerStateError, InvalidConfigError, NoOffsetError, ReadOnlyLogError, WrongLoopError
+from logcore.errors import (
+    ConsumerStateError,
+    InvalidConfigError,
+    NoOffsetError,
+    ReadOnlyLogError,
+    WakeupError,
+    WrongLoopError,
+)
 
 ONE = TopicPartition("t", 0)
 
@@ -116,6 +123,9 @@ def test_the_iteration_waits_for_what_comes_and_ends_with_wakeup(tmp_path: Path)
         await asyncio.to_thread(consumer.wakeup)
         await reading
         assert found == list(range(302))
+        consumer.wakeup()
+        with pytest.raises(WakeupError):
+            await consumer.getmany(timeout_ms=60_000)
 
     with_consumer(tmp_path, main)
 

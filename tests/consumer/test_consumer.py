@@ -16,10 +16,12 @@ from logcore.errors import (
     CorruptBatchError,
     InvalidConfigError,
     LogClosedError,
+    LogTruncatedError,
     NoOffsetError,
     OffsetOutOfRangeError,
     ReadOnlyLogError,
     TopicNotFoundError,
+    WakeupError,
 )
 from logcore.logdir import LogDir
 from logcore.recordbatch import encode
@@ -222,11 +224,64 @@ def test_a_poll_waits_for_records(data: LogDir) -> None:
         fill(data, 1, 1)
         thread.join(60)
         assert found == [[(1, 0)]]
-        thread = threading.Thread(target=lambda: found.append(offsets(consumer.poll(60_000))))
+
+
+def test_wakeup_ends_one_poll_and_loses_nothing(data: LogDir) -> None:
+    heard: list[WakeupError] = []
+    fill(data, 0, 2)
+    with data.consumer(auto_offset_reset="earliest") as consumer:
+        consumer.subscribe(["t"])
+        consumer.wakeup()
+        for wait in (consumer.poll, consumer.poll_columns):
+            with pytest.raises(WakeupError):
+                wait()
+            consumer.wakeup()
+        assert list(consumer) == [], "an iteration ends without an error"
+        assert offsets(consumer.poll()) == [(0, 0), (0, 1)]
+
+        def wait_for_news() -> None:
+            with pytest.raises(WakeupError) as error:
+                consumer.poll(60_000)
+            heard.append(error.value)
+
+        thread = threading.Thread(target=wait_for_news)
         thread.start()
         consumer.wakeup()
         thread.join(60)
-        assert found[1] == []
+        assert len(heard) == 1
+        assert not consumer.poll(), "once"
+
+
+@pytest.mark.parametrize(
+    ("epoch", "offset", "reason"),
+    [
+        (1, 4, None),  # as far as the epoch goes
+        (1, 5, "cut below the committed offset.*leader epoch 1.*its end at 4"),
+        (3, 6, None),
+        (9, 4, "cut below the committed offset.*leader epoch 9.*no such epoch"),
+        (-1, 5, None),  # who committed it did not say
+        (1, 7, "not in the log"),
+    ],
+)
+def test_a_cut_below_a_committed_offset_is_noticed(data: LogDir, epoch: int, offset: int, reason: str | None) -> None:
+    """The log holds offsets 0 to 3 of epoch 1, and 4 and 5 of epoch 3: a new leader began at 4, whatever was there."""
+    log = data.partition("t", 0)
+    log.begin_epoch(1)
+    fill(data, 0, 4)
+    log.begin_epoch(3)
+    fill(data, 0, 2)
+    with data.consumer(group_id="g", auto_offset_reset="none", enable_auto_commit=False) as consumer:
+        consumer.assign([ONE])
+        consumer.commit({ONE: OffsetAndMetadata(offset, leader_epoch=epoch)})
+        if reason is None:
+            assert consumer.position(ONE) == offset
+            return
+        with pytest.raises(OffsetOutOfRangeError, match=reason) as error:
+            consumer.poll()
+        assert isinstance(error.value, LogTruncatedError) == (offset <= 6)
+    with data.consumer(group_id="g", auto_offset_reset="earliest") as consumer:
+        consumer.assign([ONE])
+        assert consumer.position(ONE) == 0, "and reading begins where auto_offset_reset says"
 
 
 def test_deserializers_are_not_called_with_null(data: LogDir) -> None:

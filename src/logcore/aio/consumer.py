@@ -30,7 +30,7 @@ from logcore.consumer import values
 from logcore.consumer.fetcher import Fetcher, Reading
 from logcore.consumer.membership import TopicPartition
 from logcore.consumer.values import ConsumerRecords, ConsumerSettings, GroupMetadata, OffsetAndMetadata
-from logcore.errors import ConsumerStateError
+from logcore.errors import ConsumerBusyError, ConsumerStateError, WakeupError
 from logcore.format.columns import RecordColumns
 from logcore.fs import FS
 from logcore.kernels import TopicRecord
@@ -245,7 +245,7 @@ class Consumer:
         """While one task reads."""
         self._refuse_listener("reading")
         if self._is_reading:
-            raise ConsumerStateError("a consumer is read by one task at a time, and another reads this one")
+            raise ConsumerBusyError("a consumer is read by one task at a time, and another reads this one")
         self._is_reading = True
         try:
             yield
@@ -440,7 +440,11 @@ class Consumer:
                 deadline = None
                 if waits_ms is not None:
                     deadline = self._loop.time() + waits_ms / 1000
-                if not await self._prepare(deadline):
+                try:
+                    is_more = await self._prepare(deadline)
+                except WakeupError:
+                    is_more = False
+                if not is_more:
                     raise StopAsyncIteration
                 chosen = self._sync.fetcher.opened()
                 if chosen is not None:
@@ -463,7 +467,7 @@ class Consumer:
                 if self._steps:  # that of another task came behind it
                     continue
             if self._sync.take_wakeup():
-                return False
+                raise WakeupError("wakeup() was called")
             if self._sync.has_records():
                 return True
             left = self._sync.look_again_seconds()
@@ -480,7 +484,9 @@ class Consumer:
         return bool(self._steps) or self._sync.is_shared or self._loop.time() >= self._look_at
 
     def wakeup(self) -> None:
-        """May be called in any thread: the reading that waits, or the next one, ends at once."""
+        """May be called in any thread: the getmany() that waits, or the next one, raises WakeupError; an iteration
+        ends.
+        """
         self._sync.wakeup()
         self._news.tell()
 

@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Final, Protocol, Self, cast
 
 from logcore.consumer.commits import Commits, Place
-from logcore.consumer.fetcher import Fetcher, Reading
+from logcore.consumer.fetcher import Fetcher, Reading, misplaced
 from logcore.consumer.groups import Directory as GroupDirectory
 from logcore.consumer.groups import Groups
 from logcore.consumer.member import LOST, REJOIN, GroupMember, Heard, Share
@@ -42,13 +42,14 @@ from logcore.consumer.values import (
     checked_offset,
 )
 from logcore.errors import (
+    ConsumerBusyError,
     ConsumerStateError,
     ForkedWriterError,
     InvalidConfigError,
     LogcoreError,
     NoOffsetError,
-    OffsetOutOfRangeError,
     TopicNotFoundError,
+    WakeupError,
 )
 from logcore.format.columns import RecordColumns
 from logcore.format.grouprecords import Committed
@@ -207,7 +208,7 @@ class Consumer:
     def _alone(self, *, is_whole: bool = False) -> Generator[None, None, None]:
         """While one method runs. is_whole: it may not be called by a listener, in the middle of another."""
         if not self._using.acquire(blocking=False):
-            raise ConsumerStateError("a consumer is used by one thread at a time, and another uses this one")
+            raise ConsumerBusyError("a consumer is used by one thread at a time, and another uses this one")
         try:
             if is_whole and self._depth:
                 raise ConsumerStateError("a listener may seek and commit, and not poll, subscribe, assign or close")
@@ -486,8 +487,8 @@ class Consumer:
         """The next records of the share, at most max_records (max_poll_records); waits for the first of them.
 
         The list of the call before is finished with this call. Also keeps the place in the group, and calls the
-        listener. Raises NoOffsetError, OffsetOutOfRangeError under auto_offset_reset="none", FencedInstanceError, and
-        what reading and the listener raise.
+        listener. Raises NoOffsetError, OffsetOutOfRangeError and LogTruncatedError under auto_offset_reset="none",
+        FencedInstanceError, WakeupError after wakeup(), and what reading and the listener raise.
         """
         most = self._checked_most(timeout_ms, max_records)
         with self._alone(is_whole=True):
@@ -528,7 +529,11 @@ class Consumer:
         while True:
             with self._alone(is_whole=True):
                 self._fetcher.finish()
-                if not self._prepare(self._iteration_ends_ms()):
+                try:
+                    is_more = self._prepare(self._iteration_ends_ms())
+                except WakeupError:
+                    return
+                if not is_more:
                     return
                 chosen = self._fetcher.opened()
             if chosen is not None:
@@ -542,7 +547,9 @@ class Consumer:
         return self._fs.monotonic_ms() + waits_ms
 
     def wakeup(self) -> None:
-        """May be called in any thread: the poll() that waits, or the next one, returns at once."""
+        """May be called in any thread: the poll() that waits, or the next one, raises WakeupError, once. An iteration
+        ends instead.
+        """
         with self._moved:
             self._is_woken = True
             self._moved.notify_all()
@@ -554,12 +561,12 @@ class Consumer:
 
     def _prepare(self, deadline_ms: int | None) -> bool:
         """Everything that comes before a reading; waits for news where there is nothing to read. False when the time
-        is over or somebody called wakeup().
+        is over. Raises WakeupError.
         """
         while True:
             self.look_after()
             if self._take_wakeup():
-                return False
+                raise WakeupError("wakeup() was called")
             if self.has_records():
                 return True
             now_ms = self._fs.monotonic_ms()
@@ -673,14 +680,8 @@ class Consumer:
             reading.stored = committed.offset
             # What another process has appended, and committed, may not be known here yet.
             start = self._fetcher.start(reading.log)
-            end = reading.log.high_watermark
-            if not start <= committed.offset <= end:
-                error = OffsetOutOfRangeError(
-                    "the committed offset is not in the log",
-                    path=reading.log.path,
-                    offset=committed.offset,
-                    expected=f"{start} to {end}",
-                )
+            error = misplaced(reading.log, start, committed)
+            if error is not None:
                 self._fetcher.reset(one, reading, error)
 
     def _begin(self, one: TopicPartition, reading: Reading) -> None:

@@ -19,8 +19,9 @@ import attrs
 
 from logcore.consumer.membership import TopicPartition
 from logcore.consumer.values import ConsumerSettings, Deserializer
-from logcore.errors import NoOffsetError, OffsetOutOfRangeError
+from logcore.errors import LogTruncatedError, NoOffsetError, OffsetOutOfRangeError
 from logcore.format.columns import RecordColumns
+from logcore.format.grouprecords import Committed
 from logcore.fs import FS
 from logcore.kernels import TopicRecord
 from logcore.log import Log
@@ -316,6 +317,35 @@ class Fetcher:
             self.reset(one, reading, error)
             return None
         return Columns(one, position, end, found)
+
+
+def misplaced(log: Log, start: int, committed: Committed) -> OffsetOutOfRangeError | None:
+    """Why reading cannot go on from what was committed, or None. start: where the log begins."""
+    end = log.high_watermark
+    if not start <= committed.offset <= end:
+        return OffsetOutOfRangeError(
+            "the committed offset is not in the log",
+            path=log.path,
+            offset=committed.offset,
+            expected=f"{start} to {end}",
+        )
+    if committed.leader_epoch < 0:
+        return None
+    epoch_end = log.log_end_offset
+    if committed.leader_epoch <= log.leader_epoch:
+        epoch_end = log.end_of_epoch(committed.leader_epoch)[1]
+    elif committed.offset > start:
+        # The log knows no such epoch: all of it was cut off.
+        epoch_end = -1
+    if epoch_end >= committed.offset:
+        return None
+    return LogTruncatedError(
+        f"the log was cut below the committed offset: it holds less of leader epoch {committed.leader_epoch}",
+        path=log.path,
+        offset=committed.offset,
+        expected=f"an epoch that ends at {committed.offset} or later",
+        found="no such epoch" if epoch_end < 0 else f"its end at {epoch_end}",
+    )
 
 
 def _stay(log: Log) -> None:

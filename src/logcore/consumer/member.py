@@ -26,7 +26,7 @@ from logcore.consumer.groups import Answer, Groups
 from logcore.consumer.membership import Member, TopicPartition
 from logcore.consumer.sharedgroups import SharedGroups
 from logcore.coordination.effects import GroupError, Join, Joined, JoinRefused, Sync, Synced
-from logcore.errors import ConsumerStateError, FencedInstanceError, InvalidConfigError
+from logcore.errors import ConsumerStateError, FencedInstanceError, InconsistentGroupError, InvalidConfigError
 from logcore.format.grouprecords import (
     Subscription,
     assignment_value,
@@ -145,7 +145,9 @@ class GroupMember:
         self._wants_to_join = True
 
     def step(self) -> Heard | Share | None:
-        """The next thing that the consumer has to know. Raises FencedInstanceError, InvalidConfigError."""
+        """The next thing that the consumer has to know. Raises FencedInstanceError, InconsistentGroupError,
+        InvalidConfigError.
+        """
         if self._joining is not None:
             if not self._joining.is_there:
                 return None
@@ -196,8 +198,10 @@ class GroupMember:
                     found=f"{self.instance_id} in group {self.group_id}",
                 )
             case GroupError.INCONSISTENT_GROUP_PROTOCOL:
-                raise InvalidConfigError(
+                common = sorted(self._groups.common_protocols(self.group_id))
+                raise InconsistentGroupError(
                     f"no assignor of this consumer is one that all members of group {self.group_id!r} know",
+                    expected=f"one of {', '.join(common)}" if common else "a group of consumers",
                     found=", ".join(self._assignors),
                 )
             case _:

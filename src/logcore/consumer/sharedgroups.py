@@ -245,6 +245,12 @@ class SharedGroups:
                 for partition, each in partitions.items()
             }
 
+    def common_protocols(self, group_id: str) -> set[str]:
+        """The assignors that all members of a group know."""
+        with self._lock:
+            node = self._peek(group_id)
+            return set() if node is None or not node.group.members else node.group.common_protocols()
+
     def rewind(self, group_id: str, offsets: Mapping[OffsetKey, Committed]) -> GroupError | None:
         """Commits offsets for a group that has members: they are removed in the same step, join again and begin there.
         So none of their commits can undo it.
