@@ -501,3 +501,32 @@ def test_offsets_in_the_registry_are_committed_and_found(tmp_path: Path) -> None
         assert (await consumer.committed([ONE]))[ONE] == OffsetAndMetadata(3)
 
     with_consumer(tmp_path, main, config={"group.id": "g"}, offsets_storage="registry", enable_auto_commit=False)
+
+
+def test_commits_that_wait_are_stored_by_the_next_step(tmp_path: Path) -> None:
+    told: list[tuple[Exception | None, dict[TopicPartition, int], bool]] = []
+
+    async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
+        loop = asyncio.get_running_loop()
+
+        def hear(error: Exception | None, offsets: Any) -> None:
+            is_in_loop = asyncio.get_running_loop() is loop
+            told.append((error, {one: each.offset for one, each in offsets.items()}, is_in_loop))
+
+        await fill(data, 0, 3)
+        consumer.subscribe(["t"])
+        assert await take(consumer, 3) == [(0, 0), (0, 1), (0, 2)]
+        consumer.commit_async({ONE: 1}, hear)
+        consumer.commit_async({ONE: 2}, hear)
+        assert told == []
+        await consumer.commit({TopicPartition("t", 1): 0}, timeout=1)
+        await asyncio.sleep(0)
+        assert told == [(None, {ONE: 1}, True), (None, {ONE: 2}, True)]
+        assert (await consumer.committed([ONE]))[ONE] == OffsetAndMetadata(2)
+        consumer.commit_async(callback=hear)
+        await consumer.close()
+        while len(told) < 3:
+            await asyncio.sleep(0)
+        assert told[2][:2] == (None, {ONE: 3, TopicPartition("t", 1): 0})
+
+    with_consumer(tmp_path, main, group_id="g", enable_auto_commit=False)

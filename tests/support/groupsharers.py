@@ -29,7 +29,7 @@ from typing import Any, Final, cast
 import attrs
 
 import logcore
-from logcore.consumer import RebalanceListener
+from logcore.consumer import OffsetAndMetadata, RebalanceListener
 from logcore.consumer.assignors import ASSIGNORS, Assignment
 from logcore.consumer.membership import Member, TopicPartition
 from logcore.consumer.sharedgroups import SharedGroups
@@ -132,6 +132,7 @@ class Group:
         self.records = records
         self.processed: dict[TopicPartition, set[int]] = {}
         self.acked: dict[TopicPartition, int] = {}
+        self.heard: list[dict[TopicPartition, int]] = []  # acknowledged by callbacks
         self.owners: dict[tuple[int, TopicPartition], str] = {}
         self.partitions = [TopicPartition("t", number) for number in range(partitions)]
         with logcore.open_dir(PATH, create=True, fs=self.disk) as data:
@@ -189,6 +190,8 @@ class Group:
             consumer.subscribe(["t"], listener=Ownership(self, consumer, is_late=self.is_hasty))
             yield consumer
             self.leaving.add(consumer)
+            consumer.close()
+            self._note_heard()
 
     def _rewind(self, fs: SharedFS) -> None:
         """Sets the group back to the beginning, once."""
@@ -210,6 +213,7 @@ class Group:
             began_ms = self.disk.monotonic_ms()
             awake_ms = self._awake_ms()
             found = consumer.poll(100, 3)
+            self._note_heard()
             self.polled_ms[consumer] = awake_ms
             self._note_owners(consumer)
             self._check_group(consumer, set(found), began_ms)
@@ -224,10 +228,24 @@ class Group:
                 self.commit(consumer)
 
     def commit(self, consumer: logcore.Consumer) -> None:
+        """At once, or with the next call of the consumer."""
         with contextlib.suppress(CommitFailedError, RebalanceInProgressError):  # another has them, or commits later
+            if self.rng.random() < 0.4:
+                consumer.commit_async(callback=self._hear)
+                return
             positions = {one: consumer.position(one) for one in consumer.assignment()}
             consumer.commit()
+            self._note_heard()
             self._note_commit(positions)
+
+    def _hear(self, error: Exception | None, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        """Notes only: what a callback raises is passed over."""
+        if error is None:
+            self.heard.append({one: each.offset for one, each in offsets.items()})
+
+    def _note_heard(self) -> None:
+        while self.heard:
+            self._note_commit(self.heard.pop(0))
 
     def _awake_ms(self) -> int:
         """The steady time without that in which all processes stood still."""

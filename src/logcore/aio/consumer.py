@@ -25,11 +25,13 @@ from typing import Any, Final, Protocol, Self, TypeVar
 from logcore.aio.following import News, Watching
 from logcore.aio.home import Home
 from logcore.aio.opening import Opening
+from logcore.callbacks import call
 from logcore.consumer import consumer as synchronous
 from logcore.consumer import values
+from logcore.consumer.commits import OnCommit
 from logcore.consumer.fetcher import Fetcher, Reading
 from logcore.consumer.membership import TopicPartition
-from logcore.consumer.values import ConsumerRecords, ConsumerSettings, GroupMetadata, OffsetAndMetadata
+from logcore.consumer.values import ConsumerRecords, ConsumerSettings, GroupMetadata, OffsetAndMetadata, intercepted
 from logcore.errors import ConsumerBusyError, ConsumerStateError, WakeupError
 from logcore.format.columns import RecordColumns
 from logcore.fs import FS
@@ -145,9 +147,17 @@ class _Stepped(synchronous.Consumer):
     def take_wakeup(self) -> bool:
         return self._take_wakeup()
 
-    def end(self, *, is_done: bool) -> None:
+    def end(self, *, is_done: bool, timeout: float | None) -> None:
         """See close(); is_done: what was handed out last is finished."""
-        self._close(is_done=is_done)
+        self._close(is_done=is_done, timeout=timeout)
+
+    def add_commit(self, offsets: synchronous.Offsets | None, callback: OnCommit | None) -> bool:
+        """As commit_async(), but that it never waits. Whether so many wait that a step is due."""
+        return self._commits.add(self._chosen(offsets), callback)
+
+    def records_of(self, reading: Reading) -> Iterator[TopicRecord]:
+        """The records of one partition, for the iteration."""
+        return self._one_by_one(reading)
 
     def step(self) -> None:
         """In the thread: everything that comes before a reading, also what only the first look has to wait for."""
@@ -190,17 +200,17 @@ class Consumer:
     def __repr__(self) -> str:
         return f"<aio {self._sync!r}>"
 
-    async def close(self) -> None:
+    async def close(self, timeout: float | None = None) -> None:
         """Says that all that was handed out is finished, commits it if auto-commit is on, and leaves the group.
 
-        Cancelled, it goes on in the background. Closing twice is fine.
+        timeout: as for commit(). Cancelled, it goes on in the background. Closing twice is fine.
         """
-        await self._close(is_done=True)
+        await self._close(is_done=True, timeout=timeout)
 
-    async def _close(self, *, is_done: bool) -> None:
+    async def _close(self, *, is_done: bool, timeout: float | None = None) -> None:
         self._refuse_listener("close()")
         self._records = None
-        closing = self._begin_step(functools.partial(self._sync.end, is_done=is_done))
+        closing = self._begin_step(functools.partial(self._sync.end, is_done=is_done, timeout=timeout))
         self._home.end()
         try:
             await closing
@@ -351,8 +361,9 @@ class Consumer:
 
     # -- commits -------------------------------------------------------------------------------------------------
 
-    async def commit(self, offsets: Mapping[tuple[str, int], int | OffsetAndMetadata] | None = None) -> None:
-        """Stores how far the group came: the positions at this call, or these offsets. On disk when it returns.
+    async def commit(self, offsets: synchronous.Offsets | None = None, timeout: float | None = None) -> None:
+        """Stores how far the group came: the positions at this call, or these offsets. On disk when it returns, with
+        those of commit_async() before it.
 
         Cancelled, it is carried out or not; the next commit comes behind it. Errors as for
         logcore.consumer.Consumer.commit().
@@ -364,7 +375,28 @@ class Consumer:
             chosen = {one: each for one, each in self._sync.take_positions().items()}  # noqa: C416  # for the types
         else:
             chosen.update(offsets)
-        await self._home.call(self._sync.commit, chosen)
+        await self._home.call(self._sync.commit, chosen, timeout)
+
+    def commit_async(self, offsets: synchronous.Offsets | None = None, callback: OnCommit | None = None) -> None:
+        """As commit(), without waiting: what waits is stored with one sync by the next step of the consumer, such as a
+        reading's, commit() or close(). callback(error, offsets): called in the loop then.
+
+        Raises ConsumerStateError and InvalidConfigError.
+        """
+        self._home.check()
+        self._sync.check_open()
+        told: OnCommit | None = None
+        if callback is not None:
+            told = functools.partial(self._tell_committed, callback)
+        if self._sync.add_commit(offsets, told):
+            self._look_at = 0.0
+            self._news.wake()
+
+    def _tell_committed(
+        self, callback: OnCommit, error: Exception | None, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> None:
+        """In the thread, or in the loop."""
+        self._home.tell(functools.partial(call, callback, error, offsets))
 
     async def committed(self, partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed, by whomever; None where nothing was."""
@@ -392,7 +424,7 @@ class Consumer:
                 found = self._sync.fetcher.fetch(max(1, min(most, _PIECE_BYTES // self._record_bytes)))
                 if found:
                     self._measure(found)
-                    return ConsumerRecords(found)
+                    return intercepted(self._sync.settings.interceptors, ConsumerRecords(found))
             return ConsumerRecords({})
 
     poll = getmany
@@ -448,7 +480,7 @@ class Consumer:
                     raise StopAsyncIteration
                 chosen = self._sync.fetcher.opened()
                 if chosen is not None:
-                    self._records = self._sync.fetcher.one_by_one(chosen)
+                    self._records = self._sync.records_of(chosen)
 
     def _next(self) -> TopicRecord | None:
         if self._records is not None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import re
 import threading
 import warnings
@@ -24,7 +25,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from types import TracebackType
 from typing import Final, Protocol, Self, cast
 
-from logcore.consumer.commits import Commits, Place
+from logcore.consumer.commits import Commits, OnCommit, Place
 from logcore.consumer.fetcher import Fetcher, Reading, misplaced
 from logcore.consumer.groups import Directory as GroupDirectory
 from logcore.consumer.groups import Groups
@@ -40,8 +41,10 @@ from logcore.consumer.values import (
     OffsetAndMetadata,
     RebalanceListener,
     checked_offset,
+    intercepted,
 )
 from logcore.errors import (
+    CommitFailedError,
     ConsumerBusyError,
     ConsumerStateError,
     ForkedWriterError,
@@ -61,6 +64,8 @@ from logcore.reader import listen_to
 from logcore.registry import Registry
 from logcore.registry.paths import Pattern
 
+#: By partition, the next offset to process.
+Offsets = Mapping[tuple[str, int], int | OffsetAndMetadata]
 #: How long a consumer waits without looking, in case no event wakes it.
 _LOOK_SECONDS: Final = 1.0
 #: The same where other processes write too, whose deaths nothing tells of.
@@ -147,15 +152,18 @@ class Consumer:
         state = "closed" if self._is_closed else f"{len(self._readings)} partitions"
         return f"<Consumer of group {self._settings.group_id}, {state}>"
 
-    def close(self) -> None:
-        """Says that all that was handed out is finished, commits it if auto-commit is on, and leaves the group."""
-        self._close(is_done=True)
+    def close(self, timeout: float | None = None) -> None:
+        """Says that all that was handed out is finished, commits it if auto-commit is on, and leaves the group.
+
+        timeout: as for commit().
+        """
+        self._close(is_done=True, timeout=timeout)
 
     def leave_unfinished(self) -> None:
         """As close(), but what was handed out last is not finished: whoever has it may still be at work."""
         self._close(is_done=False)
 
-    def _close(self, *, is_done: bool) -> None:
+    def _close(self, *, is_done: bool, timeout: float | None = None) -> None:
         with self._alone(is_whole=True):
             if self._is_closed:
                 return
@@ -166,9 +174,9 @@ class Consumer:
                 self._fetcher.finish()
             try:
                 if self._place.member is not None:
-                    self._leave(self._place.member)
-                elif self._settings.enable_auto_commit:
-                    self._commits.commit_finished()
+                    self._leave(self._place.member, timeout)
+                else:
+                    self._commits.commit_finished(timeout)
             finally:
                 self._is_closed = True
                 for reading in self._readings.values():
@@ -178,13 +186,13 @@ class Consumer:
                 if self._groups is not None:
                     self._groups.forget(self._listening)
 
-    def _leave(self, member: GroupMember) -> None:
+    def _leave(self, member: GroupMember, timeout: float | None = None) -> None:
         """Commits what is finished, tells the listener, and gives the place up, whatever the listener raises."""
         self._place.is_leaving = True
         try:
-            if self._settings.enable_auto_commit:
-                self._commits.commit_finished()
+            self._commits.commit_finished(timeout)
             self._revoke(frozenset(self._readings))
+            self._commits.settle()
         finally:
             self._place.is_leaving = False
             self._set_readings(frozenset())
@@ -324,11 +332,12 @@ class Consumer:
             for one in wanted:
                 if one.partition not in self._directory.partitions(one.topic):
                     raise TopicNotFoundError(f"topic {one.topic!r} has no such partition", found=one.partition)
+            self._give_up(frozenset(self._readings) - wanted)
             self._set_readings(wanted)
 
     def _drop_assigned(self) -> None:
         if self._readings and not self._topics and self._pattern is None:
-            self._set_readings(frozenset())
+            self._give_up(frozenset(self._readings))
 
     def subscription(self) -> frozenset[str]:
         """The topics that are subscribed to; with a pattern, those that match now."""
@@ -435,19 +444,45 @@ class Consumer:
 
     # -- commits -------------------------------------------------------------------------------------------------
 
-    def commit(self, offsets: Mapping[tuple[str, int], int | OffsetAndMetadata] | None = None) -> None:
-        """Stores how far the group came: the positions of all partitions, or these offsets. On disk when it returns.
+    def commit(self, offsets: Offsets | None = None, timeout: float | None = None) -> None:
+        """Stores how far the group came: the positions of all partitions, or these offsets. On disk when it returns,
+        with those of commit_async() before it.
 
-        Raises CommitFailedError when the partitions were lost meanwhile, RebalanceInProgressError while the group
-        divides them, ConsumerStateError without a group, FencedInstanceError.
+        timeout: seconds for which it is tried again while another process holds the group; the disk is waited for as
+        long as it takes. Raises CommitFailedError when the partitions were lost meanwhile, or are none of the
+        subscription; RebalanceInProgressError while the group divides them, ConsumerStateError without a group,
+        FencedInstanceError, RegistryLockedError.
         """
         with self._alone():
             self._check_open()
-            if offsets is None:
-                chosen = self._take_positions()
-            else:
-                chosen = {TopicPartition(*one): checked_offset(given) for one, given in offsets.items()}
-            self._commits.commit(chosen)
+            self._commits.commit(self._chosen(offsets), timeout)
+
+    def commit_async(self, offsets: Offsets | None = None, callback: OnCommit | None = None) -> None:
+        """As commit(), without waiting: the positions of this moment, or these offsets, are stored by the next poll(),
+        commit() or close(), all that wait with one sync, or when a hundred wait.
+
+        callback(error, offsets): called then, inside that call, with None or with what commit() would have raised.
+        Without one a failure is said to the logger. Raises ConsumerStateError and InvalidConfigError.
+        """
+        with self._alone():
+            self._check_open()
+            if self._commits.add(self._chosen(offsets), callback):
+                self._commits.settle()
+
+    def _chosen(self, offsets: Offsets | None) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What is to be committed. Raises CommitFailedError for topics that this consumer does not subscribe to."""
+        if offsets is None:
+            return self._take_positions()
+        chosen = {TopicPartition(*one): checked_offset(given) for one, given in offsets.items()}
+        if self._topics or self._pattern is not None:
+            foreign = sorted({one.topic for one in chosen} - self.subscription())
+            if foreign:
+                raise CommitFailedError(
+                    "a member commits for topics that it subscribes to",
+                    expected=f"some of {', '.join(sorted(self.subscription()))}",
+                    found=", ".join(foreign),
+                )
+        return chosen
 
     def commit_elsewhere(self) -> None:
         """As commit(), in another thread than the one that reads: what that was handed out until now."""
@@ -499,7 +534,7 @@ class Consumer:
                 found = self._fetcher.fetch(most)
                 if found:
                     break
-            return ConsumerRecords(found)
+            return intercepted(self._settings.interceptors, ConsumerRecords(found))
 
     def _checked_most(self, timeout_ms: int, max_records: int | None) -> int:
         most = self._settings.max_poll_records if max_records is None else max_records
@@ -537,7 +572,18 @@ class Consumer:
                     return
                 chosen = self._fetcher.opened()
             if chosen is not None:
-                yield from self._fetcher.one_by_one(chosen)
+                yield from self._one_by_one(chosen)
+
+    def _one_by_one(self, reading: Reading) -> Iterator[TopicRecord]:
+        """The records of one partition, as interceptors leave them."""
+        records = self._fetcher.one_by_one(reading)
+        interceptors = self._settings.interceptors
+        if not interceptors:
+            return records
+        alone = ({TopicPartition(record.topic, record.partition): [record]} for record in records)
+        return itertools.chain.from_iterable(
+            intercepted(interceptors, ConsumerRecords(found)).records() for found in alone
+        )
 
     def _iteration_ends_ms(self) -> int | None:
         """When an iteration that finds no record is over."""
@@ -584,6 +630,7 @@ class Consumer:
             raise ConsumerStateError("nothing to read", expected="subscribe() or assign() first")
         with self._moved:
             self._has_moved = False
+        self._commits.settle()
         self._look()
         self._open_again()
         self._commits.commit_when_due()
@@ -732,6 +779,7 @@ class Consumer:
                 self._ownership.forget()
             if mine:
                 self._listener.on_partitions_lost(mine)
+                self._commits.settle()  # refused now; after it has joined again it would count
         elif heard is REJOIN:
             if not member.is_cooperative:
                 self._give_up(mine)
@@ -745,10 +793,11 @@ class Consumer:
 
     def _give_up(self, partitions: frozenset[TopicPartition]) -> None:
         """Commits what is finished of them, tells the listener, and reads them no more."""
-        if self._settings.enable_auto_commit and partitions:
+        if partitions:
             self._commits.commit_finished()
         try:
             self._revoke(partitions)
+            self._commits.settle()  # what the listener commits is of the generation that ends
         finally:
             self._set_readings(frozenset(self._readings) - partitions)
 

@@ -82,6 +82,7 @@ class GroupMember:
         self._syncing: Answer | None = None
         self._is_stable = False
         self._wants_to_join = False
+        self.is_removed = False  # the group has removed it, and it has not joined again
 
     @property
     def is_cooperative(self) -> bool:
@@ -191,6 +192,7 @@ class GroupMember:
                 return REJOIN
             case GroupError.UNKNOWN_MEMBER_ID | GroupError.ILLEGAL_GENERATION:
                 self._forget()
+                self.is_removed = True
                 return LOST
             case GroupError.FENCED_INSTANCE_ID:
                 raise FencedInstanceError(
@@ -216,6 +218,7 @@ class GroupMember:
             return self._refused(result.error)
         self.member_id = result.member_id
         self.generation = result.generation
+        self.is_removed = False
         self._protocol = result.protocol
         self._divided = None
         assignments: Mapping[str, bytes] = {}

@@ -12,10 +12,11 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple, TypedDict
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypedDict
 
 import attrs
 
+from logcore.callbacks import call
 from logcore.clientconfig import Vocabulary, words
 from logcore.consumer.assignors import ASSIGNORS, Assignor
 from logcore.consumer.membership import TopicPartition
@@ -44,6 +45,22 @@ class RebalanceListener:
     def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
         """These may be another's already; commits are refused."""
         self.on_partitions_revoked(partitions)
+
+
+class Interceptor(Protocol):
+    """Sees what a consumer hands out and commits. What it raises is reported to sys.unraisablehook and disturbs nothing
+    else: the next one is given what the last good one gave.
+    """
+
+    def on_consume(self, records: ConsumerRecords) -> ConsumerRecords:
+        """The records to hand out; in the thread that reads. In an iteration each record comes alone. Positions move
+        behind those that are left out, too. Columns are not shown.
+        """
+        ...
+
+    def on_commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> object:
+        """These were committed."""
+        ...
 
 
 @attrs.frozen
@@ -87,13 +104,28 @@ class ConsumerRecords(Mapping[TopicPartition, Sequence[TopicRecord]]):
         """How many records there are in all."""
         return sum(map(len, self._found.values()))
 
-    def records(self) -> Iterator[TopicRecord]:
-        """All of them, one partition after the other."""
+    def partitions(self) -> list[TopicPartition]:
+        """Those that have records here."""
+        return list(self._found)
+
+    def records(self, partition: tuple[str, int] | None = None) -> Iterator[TopicRecord]:
+        """All of them, one partition after the other; or those of one partition, of which there may be none."""
+        if partition is not None:
+            return iter(self._found.get(TopicPartition(*partition), ()))
         return itertools.chain.from_iterable(self._found.values())
 
     def next_offsets(self) -> dict[TopicPartition, int]:
         """The offsets behind them, as commit() takes them."""
         return {partition: records[-1].offset + 1 for partition, records in self._found.items()}
+
+
+def intercepted(interceptors: Iterable[Interceptor], records: ConsumerRecords) -> ConsumerRecords:
+    """Records as the interceptors leave them, one after the other."""
+    for interceptor in interceptors:
+        found = call(interceptor.on_consume, records)
+        if isinstance(found, ConsumerRecords):
+            records = found
+    return records
 
 
 class ConsumerOptions(TypedDict, total=False):
@@ -107,10 +139,10 @@ class ConsumerOptions(TypedDict, total=False):
     (300,000): who polls no more for so long loses its partitions. session_timeout_ms (45,000), heartbeat_interval_ms
     (3,000): checked, and without effect, for a member sends no heartbeats. assignors ("cooperative-sticky"): names of
     range, roundrobin, sticky, cooperative-sticky, or objects; all members need one in common. key_deserializer,
-    value_deserializer: called with bytes, never with null. exclude_internal_topics (True): a pattern leaves out the
-    topics of Kafka's own. consumer_timeout_ms (None): an iteration ends after so long without a record.
-    offsets_storage ("log"), dual_commit (False): for groups whose offsets move between the registry and the log; see
-    consumer/offsetstores.py.
+    value_deserializer: called with bytes, never with null. interceptors: see Interceptor. exclude_internal_topics
+    (True): a pattern leaves out the topics of Kafka's own. consumer_timeout_ms (None): an iteration ends after so long
+    without a record. offsets_storage ("log"), dual_commit (False): for groups whose offsets move between the registry
+    and the log; see consumer/offsetstores.py.
     """
 
     group_id: str | None
@@ -127,6 +159,7 @@ class ConsumerOptions(TypedDict, total=False):
     assignors: Iterable[str | Assignor]
     key_deserializer: Deserializer | None
     value_deserializer: Deserializer | None
+    interceptors: Iterable[Interceptor]
     exclude_internal_topics: bool
     consumer_timeout_ms: int | None
     offsets_storage: OffsetsStorage
@@ -151,6 +184,7 @@ class ConsumerSettings:
     assignors: tuple[Assignor, ...] = (ASSIGNORS["cooperative-sticky"],)
     key_deserializer: Deserializer | None = None
     value_deserializer: Deserializer | None = None
+    interceptors: tuple[Interceptor, ...] = attrs.field(default=(), converter=tuple)
     exclude_internal_topics: bool = True
     consumer_timeout_ms: int | None = None
     offsets_storage: OffsetsStorage = "log"
