@@ -812,8 +812,26 @@ MISTAKES: Final = (
     ),
     Mistake(
         "commit_answered_before_it_is_on_disk", "logcore/consumer/sharedgroups.py",
-        "            append(log, rows, store.producer, \"disk\")\n",
-        "            append(log, rows, store.producer, \"os\")\n",
+        "        self._unsynced.settle()\n        return commit.error\n",
+        "        return commit.error\n",
+        "consumer/test_shared_groups.py",
+    ),
+    Mistake(
+        "others_go_on_from_a_commit_that_is_not_synced", "logcore/consumer/sharedgroups.py",
+        "        if log.durable_end_offset < log.log_end_offset:  # of a process that died before its sync\n",
+        "        if False:\n",
+        "consumer/test_shared_groups.py",
+    ),
+    Mistake(
+        "threads_of_a_shared_directory_share_no_sync", "logcore/consumer/sharedgroups.py",
+        "                receipt = append(log, rows, store.producer, \"os\")\n",
+        "                receipt = append(log, rows, store.producer, \"disk\")\n",
+        "consumer/test_shared_groups.py",
+    ),
+    Mistake(
+        "each_commit_wakes_all_members", "logcore/consumer/sharedgroups.py",
+        "            _keep_deadlines(node.group, deadlines)\n",
+        "            pass\n",
         "consumer/test_shared_groups.py",
     ),
     Mistake(

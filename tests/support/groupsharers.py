@@ -10,6 +10,7 @@ The invariants, by name; the numbers are those of crashes.md:
 - never back (C05, C06): when a commit is acknowledged, no lower offset is stored than was acknowledged by then. It may
   itself be lower: a commit that was stored before another one may be told of after it.
 - kept (C04, C11, C30): what is committed at the end is at least what was acknowledged, and at most what was processed.
+- seen (C04, C06): nor is it less than any member was told that the group had committed, by whomever.
 - all (C07): every record is processed, at least once, while one process lives.
 - heirs (C08): a second after a process died, the next poll of any other has removed its members.
 - patience (C09, C10): no member is removed before two thirds of its interval, and no clock that jumps counts, nor the
@@ -111,6 +112,7 @@ class Group:
         rewinds: bool = False,
     ) -> None:
         self.rewinds = rewinds
+        self.looks = not rewinds and all(store == {} for store in stores)
         self.again: dict[TopicPartition, set[int]] = {}  # processed since the rewind began
         self.is_rewound = not rewinds
         self.stores = stores
@@ -224,6 +226,8 @@ class Group:
                 self.handed[consumer, one] = record.offset
                 for processed in (self.processed, self.again):
                     processed.setdefault(one, set()).add(record.offset)
+            if self.looks and self.rng.random() < 0.5:
+                self._note_seen(consumer)
             if found and not (self.is_hasty and self.rng.random() < 0.7):
                 self.commit(consumer)
 
@@ -237,6 +241,12 @@ class Group:
             consumer.commit()
             self._note_heard()
             self._note_commit(positions)
+
+    def _note_seen(self, consumer: logcore.Consumer) -> None:
+        """What the group has committed by now is as good as acknowledged, for others have gone on from there."""
+        for one, each in consumer.committed(self.partitions).items():
+            if each is not None:
+                self.acked[one] = max(each.offset, self.acked.get(one, 0))
 
     def _hear(self, error: Exception | None, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         """Notes only: what a callback raises is passed over."""
