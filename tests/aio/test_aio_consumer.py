@@ -343,8 +343,8 @@ def test_a_seek_while_columns_are_found_counts(tmp_path: Path, monkeypatch: pyte
         is_midway = threading.Event()
         hold = threading.Event()
 
-        def slowly() -> Any:
-            found = find()
+        def slowly(max_bytes: int) -> Any:
+            found = find(max_bytes)
             is_midway.set()
             hold.wait()
             return found
@@ -530,3 +530,18 @@ def test_commits_that_wait_are_stored_by_the_next_step(tmp_path: Path) -> None:
         assert told[2][:2] == (None, {ONE: 3, TopicPartition("t", 1): 0})
 
     with_consumer(tmp_path, main, group_id="g", enable_auto_commit=False)
+
+
+def test_a_poll_as_an_arrow_table(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+
+    async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
+        await fill(data, 0, 3)
+        consumer.subscribe(["t"])
+        table = await consumer.poll_arrow()
+        assert table.column("offset").to_pylist() == [0, 1, 2]
+        assert consumer.metrics().records == 3
+        assert consumer.topics() == ["t"]
+        assert consumer.partitions_for("t") == (0, 1)
+
+    with_consumer(tmp_path, main)

@@ -284,6 +284,73 @@ def test_a_cut_below_a_committed_offset_is_noticed(data: LogDir, epoch: int, off
         assert consumer.position(ONE) == 0, "and reading begins where auto_offset_reset says"
 
 
+@pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
+def test_columns_come_in_bounded_pieces_and_none_is_missing(data: LogDir, isolation: str) -> None:
+    """A piece of a scan is 3 MiB at most: each poll takes one or two, of one partition after the other."""
+    for partition in (0, 1):
+        log = data.partition("t", partition)
+        for _ in range(10):
+            log.append_many([(None, b"x" * 1_000_000)])
+    log.delete_records(1)
+    with data.consumer(auto_offset_reset="earliest", isolation_level=isolation) as consumer:  # type: ignore[arg-type]
+        consumer.subscribe(["t"])
+        seen: dict[TopicPartition, list[int]] = {}
+        polls = 0
+        while found := consumer.poll_columns(max_bytes=4_000_000):
+            polls += 1
+            size_bytes = sum(int(piece.value_sizes.sum()) for pieces in found.values() for piece in pieces)
+            assert 1_000_000 <= size_bytes <= 7_000_000
+            for one, pieces in found.items():
+                for piece in pieces:
+                    seen.setdefault(one, []).extend(piece.offsets.tolist())
+                    assert consumer.position(one) >= seen[one][-1] + 1
+        assert seen == {ONE: list(range(10)), TopicPartition("t", 1): list(range(1, 10))}
+        assert polls >= 4
+        assert consumer.metrics().records == 19
+        assert consumer.lag() == 0
+        with pytest.raises(InvalidConfigError, match="max_bytes from 1"):
+            consumer.poll_columns(max_bytes=0)
+
+
+def test_a_poll_as_an_arrow_table(data: LogDir) -> None:
+    pa = pytest.importorskip("pyarrow")
+    data.create_topic("u")
+    data.append("u", None, key=b"k", headers=[("h", b"v")])
+    fill(data, 1, 2)
+    with data.consumer(auto_offset_reset="earliest") as consumer:
+        consumer.subscribe(["t", "u"])
+        table = consumer.poll_arrow()
+        rows = table.to_pylist()
+        assert [(row["topic"], row["partition"], row["offset"], row["key"], row["value"]) for row in rows] == [
+            ("t", 1, 0, None, b"1-0"),
+            ("t", 1, 1, None, b"1-1"),
+            ("u", 0, 0, b"k", None),
+        ]
+        assert rows[2]["headers"] == [{"key": "h", "value": b"v"}]
+        assert table.column("timestamp").type == pa.timestamp("ms", "UTC")
+        assert pa.types.is_dictionary(table.column("topic").type)
+        empty = consumer.poll_arrow()
+        assert (empty.num_rows, empty.schema) == (0, table.schema)
+
+
+def test_what_there_is_and_how_much_was_done(data: LogDir) -> None:
+    fill(data, 0, 3)
+    with data.consumer(group_id="g", auto_offset_reset="earliest", enable_auto_commit=False) as consumer:
+        consumer.subscribe(["t"])
+        assert consumer.topics() == data.topics()
+        assert consumer.partitions_for("t") == (0, 1)
+        with pytest.raises(TopicNotFoundError):
+            consumer.partitions_for("other")
+        assert consumer.poll().count == 3
+        consumer.pause(ONE)
+        consumer.commit()
+        consumer.commit_async()
+        found = consumer.metrics()
+        assert (found.records, found.commits, found.waiting_commits, found.rebalances) == (3, 1, 1, 1)
+        assert (found.partitions, found.paused_partitions, found.refused_commits) == (2, 1, 0)
+        assert found.looks > 0
+
+
 def test_deserializers_are_not_called_with_null(data: LogDir) -> None:
     data.append("t", b"7", key=b"k", partition=0)
     data.append("t", None, partition=0)

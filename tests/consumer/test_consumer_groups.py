@@ -291,6 +291,48 @@ def test_an_assignor_of_ones_own_is_checked() -> None:
             poll_all(members)
 
 
+class Weighted:
+    """Gives all partitions to the member that says the most of itself."""
+
+    name = "weighted"
+    is_cooperative = False
+
+    def __init__(self, weight: Any) -> None:
+        self.weight = weight
+        self.heard: list[tuple[list[int], int]] = []
+
+    def subscription_user_data(self, topics: tuple[str, ...]) -> Any:
+        assert topics == ("t",)
+        return self.weight
+
+    def assign(self, partitions: Any, members: Any) -> dict[str, list[TopicPartition]]:
+        most = max(members, key=lambda one: one.user_data or b"")
+        return {most.member_id: [TopicPartition("t", number) for number in range(partitions["t"])]}
+
+    def on_assignment(self, partitions: frozenset[TopicPartition], generation: int) -> None:
+        self.heard.append((sorted(one.partition for one in partitions), generation))
+
+
+def test_an_assignor_says_more_of_its_member_and_hears_what_it_was_given() -> None:
+    disk = SimulatedDisk()
+    with opened(disk) as data:
+        data.create_topic("t", 2)
+        light = Weighted(b"1")
+        heavy = Weighted(b"2")
+        (first,) = consumers(data, 1, assignors=[light])
+        (second,) = consumers(data, 1, assignors=[heavy])
+        poll_all([first, second])
+        assert shares([first, second]) == [[], [0, 1]]
+        assert light.heard[-1][0] == []
+        assert heavy.heard[-1] == ([0, 1], light.heard[-1][1])
+        assert first.metrics().rebalances == len(light.heard)
+        (wrong,) = consumers(data, 1, assignors=[Weighted("text")])
+        with pytest.raises(InvalidConfigError, match=r"subscription_user_data\(\).*'weighted'.*bytes or None.*'text'"):
+            wrong.poll()
+        for one in (first, second):
+            one.close()
+
+
 def test_a_full_disk_refuses_a_commit_and_loses_none() -> None:
     disk = SimulatedDisk()
     with opened(disk) as data:

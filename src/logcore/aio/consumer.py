@@ -20,7 +20,7 @@ import re
 import threading
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
 from logcore.aio.following import News, Watching
 from logcore.aio.home import Home
@@ -29,15 +29,25 @@ from logcore.callbacks import call
 from logcore.consumer import consumer as synchronous
 from logcore.consumer import values
 from logcore.consumer.commits import OnCommit
-from logcore.consumer.fetcher import Fetcher, Reading
+from logcore.consumer.fetcher import MAX_COLUMN_BYTES, Fetcher, Reading, check_columns
 from logcore.consumer.membership import TopicPartition
-from logcore.consumer.values import ConsumerRecords, ConsumerSettings, GroupMetadata, OffsetAndMetadata, intercepted
+from logcore.consumer.values import (
+    ConsumerMetrics,
+    ConsumerRecords,
+    ConsumerSettings,
+    GroupMetadata,
+    OffsetAndMetadata,
+    intercepted,
+)
 from logcore.errors import ConsumerBusyError, ConsumerStateError, WakeupError
 from logcore.format.columns import RecordColumns
 from logcore.fs import FS
 from logcore.kernels import TopicRecord
 from logcore.log import Log
 from logcore.logdir import LogDir, check_writable, fs_of
+
+if TYPE_CHECKING:
+    import pyarrow
 
 _T = TypeVar("_T")
 #: How long records are read before the consumer looks after its group again, as the iteration of a Consumer does.
@@ -359,6 +369,21 @@ class Consumer:
         """The first offset of a record that is not older; None where all are older."""
         return await self._home.call(self._sync.offsets_for_times, dict(times_ms))
 
+    def topics(self) -> list[str]:
+        """The topics of the directory."""
+        self._home.check()
+        return self._sync.topics()
+
+    def partitions_for(self, topic: str) -> tuple[int, ...]:
+        """Numbers of a topic's partitions. Raises TopicNotFoundError."""
+        self._home.check()
+        return self._sync.partitions_for(topic)
+
+    def metrics(self) -> ConsumerMetrics:
+        """Counters since it was made."""
+        self._home.check()
+        return self._sync.metrics()
+
     # -- commits -------------------------------------------------------------------------------------------------
 
     async def commit(self, offsets: synchronous.Offsets | None = None, timeout: float | None = None) -> None:
@@ -434,17 +459,28 @@ class Consumer:
         sizes = [_size_bytes(records[-1]) for records in found.values()]
         self._record_bytes = 64 + sum(sizes) // len(sizes)
 
-    async def poll_columns(self, timeout_ms: int = 0) -> dict[TopicPartition, list[RecordColumns]]:
-        """The same as columns: all that there is in the partitions now. Decoded in the thread."""
-        self._sync.checked_most(timeout_ms, None)
+    async def poll_columns(
+        self, timeout_ms: int = 0, max_bytes: int = MAX_COLUMN_BYTES
+    ) -> dict[TopicPartition, list[RecordColumns]]:
+        """The same as columns, about max_bytes of what there is in the partitions now. Decoded in the thread."""
+        check_columns(timeout_ms, max_bytes)
         with self._alone():
             self._records = None
             self._sync.fetcher.finish()
             deadline = self._loop.time() + timeout_ms / 1000
             found: dict[TopicPartition, list[RecordColumns]] = {}
+            find = functools.partial(self._sync.fetcher.find_columns, max_bytes)
             while not found and await self._prepare(deadline):
-                found = self._sync.fetcher.take_columns(await self._begin_step(self._sync.fetcher.find_columns))
+                found = self._sync.fetcher.take_columns(await self._begin_step(find))
             return found
+
+    async def poll_arrow(self, timeout_ms: int = 0, max_bytes: int = MAX_COLUMN_BYTES) -> pyarrow.Table:
+        """The same as one Arrow table, made in the thread. See logcore.consumer.Consumer.poll_arrow()."""
+        from logcore.consumer.tables import table_of
+
+        table_of({})  # raises without pyarrow, before anything is read
+        found = await self.poll_columns(timeout_ms, max_bytes)
+        return await self._home.call(table_of, found)
 
     def __aiter__(self) -> Self:
         return self

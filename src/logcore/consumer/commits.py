@@ -99,6 +99,8 @@ class Commits:
         self._place = place
         self._stores = stores
         self._due_ms = 0  # of auto-commit
+        self.stored = 0  # commits, for the metrics
+        self.refused = 0
         self._waiting: deque[_Waiting] = deque()  # the oldest first; a loop may add while its thread takes
 
     def _offsets(self) -> OffsetStores:
@@ -148,6 +150,10 @@ class Commits:
         self._waiting.append(_Waiting(dict(chosen), callback))
         return len(self._waiting) >= _MOST_WAITING
 
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
     def settle(self) -> None:
         """Stores what waits, with one sync, and calls back."""
         if not self._waiting:
@@ -189,7 +195,9 @@ class Commits:
         }
         error = stores.commit(self._place.committer(), rows)
         if error is not None:
+            self.refused += 1
             return error
+        self.stored += 1
         for one, each in chosen.items():
             reading = self._readings.get(one)
             if reading is not None:

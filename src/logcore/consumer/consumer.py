@@ -23,10 +23,10 @@ import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Final, Protocol, Self, cast
+from typing import TYPE_CHECKING, Final, Protocol, Self, cast
 
 from logcore.consumer.commits import Commits, OnCommit, Place
-from logcore.consumer.fetcher import Fetcher, Reading, misplaced
+from logcore.consumer.fetcher import MAX_COLUMN_BYTES, Fetcher, Reading, check_columns, misplaced
 from logcore.consumer.groups import Directory as GroupDirectory
 from logcore.consumer.groups import Groups
 from logcore.consumer.member import LOST, REJOIN, GroupMember, Heard, Share
@@ -35,6 +35,7 @@ from logcore.consumer.offsetstores import OffsetStores
 from logcore.consumer.ownership import Ownership, Registration
 from logcore.consumer.sharedgroups import SharedGroups
 from logcore.consumer.values import (
+    ConsumerMetrics,
     ConsumerRecords,
     ConsumerSettings,
     GroupMetadata,
@@ -63,6 +64,9 @@ from logcore.names import INTERNAL_TOPICS
 from logcore.reader import listen_to
 from logcore.registry import Registry
 from logcore.registry.paths import Pattern
+
+if TYPE_CHECKING:
+    import pyarrow
 
 #: By partition, the next offset to process.
 Offsets = Mapping[tuple[str, int], int | OffsetAndMetadata]
@@ -113,6 +117,8 @@ class Consumer:
         self._is_share_taken = True
         self._first_seen: dict[str, int] = {}  # topic -> how many partitions it had when it was first read
         self._is_closed = False
+        self._looks = 0
+        self._rebalances = 0
         self._using = threading.RLock()  # a listener seeks and commits in the middle of poll()
         self._depth = 0  # of methods that run; changed under the lock
         self._moved = threading.Condition()
@@ -438,6 +444,29 @@ class Consumer:
             for one, time_ms in times_ms.items()
         }
 
+    def topics(self) -> list[str]:
+        """The topics of the directory."""
+        self._check_open()
+        return self._directory.topics()
+
+    def partitions_for(self, topic: str) -> tuple[int, ...]:
+        """Numbers of a topic's partitions. Raises TopicNotFoundError."""
+        self._check_open()
+        return self._directory.partitions(topic)
+
+    def metrics(self) -> ConsumerMetrics:
+        """Counters since it was made."""
+        return ConsumerMetrics(
+            looks=self._looks,
+            records=self._fetcher.records,
+            commits=self._commits.stored,
+            refused_commits=self._commits.refused,
+            waiting_commits=self._commits.waiting,
+            rebalances=self._rebalances,
+            partitions=len(self._readings),
+            paused_partitions=len(self.paused()),
+        )
+
     def _log(self, partition: TopicPartition) -> Log:
         self._check_open()
         return self._directory.partition(*partition)
@@ -544,18 +573,32 @@ class Consumer:
             )
         return most
 
-    def poll_columns(self, timeout_ms: int = 0) -> dict[TopicPartition, list[RecordColumns]]:
-        """The same as columns: all that there is in the partitions now, for whoever works on many records at once.
+    def poll_columns(
+        self, timeout_ms: int = 0, max_bytes: int = MAX_COLUMN_BYTES
+    ) -> dict[TopicPartition, list[RecordColumns]]:
+        """The same as columns, for whoever works on many records at once: what there is in the partitions now, of one
+        after the other until max_bytes of keys and values were found, and no less than a piece of a scan.
 
-        Deserializers are not called. Raises what poll() raises.
+        Deserializers and interceptors are not called. Raises what poll() raises.
         """
+        check_columns(timeout_ms, max_bytes)
         with self._alone(is_whole=True):
             self._fetcher.finish()
             found: dict[TopicPartition, list[RecordColumns]] = {}
             deadline_ms = self._fs.monotonic_ms() + timeout_ms
             while not found and self._prepare(deadline_ms):
-                found = self._fetcher.take_columns(self._fetcher.find_columns())
+                found = self._fetcher.take_columns(self._fetcher.find_columns(max_bytes))
             return found
+
+    def poll_arrow(self, timeout_ms: int = 0, max_bytes: int = MAX_COLUMN_BYTES) -> pyarrow.Table:
+        """The same as one Arrow table: topic and partition as dictionaries, offset, timestamp, key, value, headers.
+
+        Raises what poll() raises, and MissingDependencyError without pyarrow, before anything is read.
+        """
+        from logcore.consumer.tables import table_of
+
+        table_of({})
+        return table_of(self.poll_columns(timeout_ms, max_bytes))
 
     def __iter__(self) -> Iterator[TopicRecord]:
         """Records as they come. wakeup() from another thread ends it, and consumer_timeout_ms without a record. A
@@ -630,6 +673,7 @@ class Consumer:
             raise ConsumerStateError("nothing to read", expected="subscribe() or assign() first")
         with self._moved:
             self._has_moved = False
+        self._looks += 1
         self._commits.settle()
         self._look()
         self._open_again()
@@ -787,6 +831,7 @@ class Consumer:
             self._take_owned()  # lets go of what it gave up, before it joins
             member.join(self._readings)
         elif isinstance(heard, Share):
+            self._rebalances += 1
             if mine - heard.partitions and member.is_cooperative:
                 member.rejoin()
             self._take_share(heard.partitions)

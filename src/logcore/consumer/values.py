@@ -81,6 +81,26 @@ class GroupMetadata(NamedTuple):
     group_instance_id: str | None
 
 
+@attrs.frozen(kw_only=True)
+class ConsumerMetrics:
+    """Counters of a consumer since it was made; a snapshot.
+
+    looks: how often it looked after its group and its commits, as each poll() does at least once. records: decoded,
+    also those that were read ahead. commits: stored ones; refused_commits: those that were not; waiting_commits: of
+    commit_async(), and not stored yet. rebalances: generations of its group that it was in. partitions,
+    paused_partitions: read now.
+    """
+
+    looks: int
+    records: int
+    commits: int
+    refused_commits: int
+    waiting_commits: int
+    rebalances: int
+    partitions: int
+    paused_partitions: int
+
+
 class ConsumerRecords(Mapping[TopicPartition, Sequence[TopicRecord]]):
     """What one poll() found: lists of records by partition, each in the order of offsets."""
 
@@ -260,7 +280,7 @@ _UNIT_MS: Final = {"days": 86_400_000, "hours": 3_600_000, "minutes": 60_000, "s
 #: Settings of Kafka's consumer alone that need a network.
 _NETWORK: Final = words("""
     fetch_min_bytes fetch_max_wait_ms fetch_wait_max_ms default_api_timeout_ms client_rack allow_auto_create_topics
-    group_protocol group_remote_assignor check_crcs
+    group_protocol group_remote_assignor check_crcs fetch_max_bytes max_partition_fetch_bytes fetch_message_max_bytes
 """)
 #: librdkafka's names, and Kafka's for what has another one here.
 _OTHER_NAMES: Final = {"partition_assignment_strategy": "assignors", "auto_commit_enable": "enable_auto_commit"}
