@@ -1029,19 +1029,19 @@ MISTAKES: Final = (
         "commits_that_wait_come_behind_later_ones", "logcore/consumer/commits.py",
         "        self.settle()\n        self._commit(chosen, timeout)\n",
         "        self._commit(chosen, timeout)\n        self.settle()\n",
-        "consumer/test_commits.py",
+        "consumer/test_consumer_commits.py",
     ),
     Mistake(
         "commit_of_a_listener_waits_for_the_next_generation", "logcore/consumer/consumer.py",
         "            self._commits.settle()  # what the listener commits is of the generation that ends\n",
         "",
-        "consumer/test_commits.py",
+        "consumer/test_consumer_commits.py",
     ),
     Mistake(
         "who_was_removed_commits_to_an_empty_group", "logcore/consumer/commits.py",
         "        if member is not None and member.is_removed:\n",
         "        if False:\n",
-        "consumer/test_commits.py",
+        "consumer/test_consumer_commits.py",
     ),
     Mistake(
         "close_after_an_error_finishes_all", "logcore/consumer/consumer.py",
