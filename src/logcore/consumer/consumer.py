@@ -488,7 +488,7 @@ class Consumer:
 
     def commit_async(self, offsets: Offsets | None = None, callback: OnCommit | None = None) -> None:
         """As commit(), without waiting: the positions of this moment, or these offsets, are stored by the next poll(),
-        commit() or close(), all that wait with one sync, or when a hundred wait.
+        commit() or close(), all that wait with one sync, or when a thousand wait.
 
         callback(error, offsets): called then, inside that call, with None or with what commit() would have raised.
         Without one a failure is said to the logger. Raises ConsumerStateError and InvalidConfigError.
