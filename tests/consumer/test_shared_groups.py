@@ -22,7 +22,7 @@ from logcore.consumer.sharedgroups import SharedGroups
 from logcore.coordination.effects import GroupError, Joined, JoinedMember, JoinEnds, JoinRefused, SessionEnds, Synced
 from logcore.coordination.group import STABLE, Group, Member
 from logcore.coordination.packing import GroupNode
-from logcore.errors import CommitFailedError, UnsupportedRegistryError
+from logcore.errors import CommitFailedError, InconsistentGroupError, UnsupportedRegistryError
 from logcore.format.grouprecords import Committed, commit_key, commit_value
 from logcore.names import OFFSETS_TOPIC
 from logcore.recordbatch import encode
@@ -388,6 +388,22 @@ def test_commits_leave_the_node_as_it_is_until_a_session_is_to_be_renewed() -> N
         assert version() > before
         consumer.poll()
         assert consumer.assignment(), "commits alone have kept it a member for 4,000 ms"
+
+
+def test_members_need_an_assignor_in_common() -> None:
+    disk = SimulatedDisk({"data": None})
+    with logcore.open_dir("data", create=True, shared=True, fs=disk) as data:
+        data.create_topic("t")
+        first = data.consumer(**SETTINGS, assignors=["range", "sticky"])
+        second = data.consumer(**SETTINGS, assignors=["roundrobin"])
+        first.subscribe(["t"])
+        while not first.assignment():
+            first.poll(10)
+        second.subscribe(["t"])
+        with pytest.raises(InconsistentGroupError, match=r"'g'.*one of range, sticky.*found roundrobin"):
+            second.poll(10)
+        first.close()
+        second.close()
 
 
 def test_who_polls_in_time_stays_a_member() -> None:
