@@ -234,6 +234,9 @@ def test_a_member_commits_for_topics_that_it_subscribes_to(data: LogDir) -> None
                 commit({("u", 0): 1})
             with pytest.raises(InvalidConfigError):
                 commit({ONE: -1})
+        for timeout in (-1, float("nan"), float("inf")):
+            with pytest.raises(InvalidConfigError, match=r"timeout.*seconds"):
+                consumer.commit({ONE: 1}, timeout)
         consumer.unsubscribe()
         consumer.commit({("u", 0): 1})
     with data.consumer() as consumer, pytest.raises(ConsumerStateError, match="no group"):

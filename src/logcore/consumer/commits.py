@@ -35,6 +35,7 @@ from logcore.errors import (
     CommitFailedError,
     ConsumerStateError,
     FencedInstanceError,
+    InvalidConfigError,
     LogcoreError,
     RebalanceInProgressError,
     RegistryLockedError,
@@ -48,6 +49,8 @@ OnCommit = Callable[[Exception | None, Mapping[TopicPartition, OffsetAndMetadata
 #: How many commits of commit_async() may wait. With a thousand of them a sync of 1 ms costs each 1 us; all else costs a
 #: commit 10 us.
 _MOST_WAITING: Final = 1_000
+#: 68 years; more is meant to be no timeout.
+_LONGEST_SECONDS: Final = 2**31 - 1
 
 
 @attrs.frozen
@@ -137,6 +140,8 @@ class Commits:
         """Each attempt waits for the lock of the group for as long as the registry does."""
         until_ms = self._fs.monotonic_ms()
         if timeout is not None:
+            if not 0 <= timeout <= _LONGEST_SECONDS:
+                raise InvalidConfigError("timeout", expected=f"seconds, 0 to {_LONGEST_SECONDS}", found=repr(timeout))
             until_ms += int(timeout * 1000)
         while True:
             try:
