@@ -109,6 +109,7 @@ class SharedGroups:
         self._mine: set[str] = set()  # groups with members of this process
         self._observed = Observations()
         self._looked_ms = 0
+        self._made: set[str] = set()  # groups whose nodes are there
         self._offsets = _Offsets(directory)
         self._unsynced = Settling(self._lock)
         self._listeners: tuple[Callable[[], None], ...] = ()
@@ -447,7 +448,10 @@ class SharedGroups:
                 self._fetch(group_id, node)
 
     def _change(self, group_id: str, step: Step, commit: _Commit | None) -> None:
-        self._make(group_id)
+        # Whatever update() does for a node that is gone, a commit may be stored twice; other steps may not.
+        if commit is None or group_id not in self._made:
+            self._make(group_id)
+            self._made.add(group_id)
         self._registry.update(_path(group_id), lambda value: self._changed(group_id, value or b"", step, commit))
 
     def _make(self, group_id: str) -> None:
@@ -470,18 +474,13 @@ class SharedGroups:
         else:
             self._offsets.look(group_id)
         node = self._opened(group_id, node)
-        if not is_quick:
-            self._clear_mail(node)
         coordinator = Coordinator(self.rules, lambda: self._fs.random_bytes(16).hex())
         run = _Run(node, coordinator, self._fs.monotonic_ms, self._store, self.on_news, commit)
         now_ms = node.clock_ms + self._fs.monotonic_ms()
-        dead = [] if is_quick else self._dead(node)
-        if dead:
-            gone: list[tuple[str, str | None]] = [(member_id, None) for member_id in dead]
-            run.act(coordinator.leave(group_id, gone, now_ms)[1])
-        for timeout in self._due(node):
-            if node.timers.pop(timeout, None) is not None:
-                run.act(coordinator.timed_out(node.group, timeout, now_ms))
+        if not is_quick:
+            # Nor what became due since: who is removed may leave a group behind that only its offsets keep alive.
+            self._clear_mail(node)
+            self._look_after(node, coordinator, run, now_ms)
         deadlines = {member.member_id: member.deadline_ms for member in node.group.members.values()}
         run.act(step(coordinator, now_ms))
         if is_quick:
@@ -489,6 +488,16 @@ class SharedGroups:
         run.note_sessions()
         packed = node.pack()
         return None if packed == value else packed
+
+    def _look_after(self, node: GroupNode, coordinator: Coordinator, run: _Run, now_ms: int) -> None:
+        """Removes the members of processes that have died, and does what is due."""
+        dead = self._dead(node)
+        if dead:
+            gone: list[tuple[str, str | None]] = [(member_id, None) for member_id in dead]
+            run.act(coordinator.leave(node.group.group_id, gone, now_ms)[1])
+        for timeout in self._due(node):
+            if node.timers.pop(timeout, None) is not None:
+                run.act(coordinator.timed_out(node.group, timeout, now_ms))
 
     def _opened(self, group_id: str, node: GroupNode | None) -> GroupNode:
         """The node, or what the log says of the group where there is none of this boot."""
