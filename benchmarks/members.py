@@ -6,8 +6,8 @@ Method: real processes; wall time where something is waited for, CPU time where 
   CPU of that process for each record.
 - Four processes that are up join a group at once, until each has its share of 12 partitions.
 - A member is stopped by SIGSTOP; until another process has all partitions.
-- 64 threads commit for 64 groups, in a directory that this process has for itself and in a shared one; beside a write
-  and an fdatasync for each.
+- 64 threads commit for 64 groups, in a directory that this process has for itself and in a shared one, and one consumer
+  commits without waiting; beside a write and an fdatasync for each.
 - set() of an ephemeral node and of a group's node, beside a file that is written and renamed.
 - Committed offsets are known after a start; beside a scan of the same log.
 """
@@ -264,6 +264,18 @@ def commits(path: Path, count: int) -> Iterator[Result]:
             target=None if shared else 20.0,
             method="Each thread commits for a group of its own.",
         )
+    for name, shared in (("", False), (", shared directory", True)):
+        rate = _committing_without_waiting(str(path / f"waiting-{shared}"), count * 5, shared=shared)
+        yield Result(
+            question=f"commit_async of one thread{name}",
+            unit="commits/s",
+            ours=rate,
+            peer_name="a write and fdatasync each",
+            peer=alone,
+            ratio=rate / alone,
+            target=None if shared else 80.0,
+            method="One consumer; a thousand are stored at a time, until the last one is on disk.",
+        )
 
 
 def _synced_writes(path: Path, count: int) -> float:
@@ -299,6 +311,22 @@ def _committing(path: str, count: int, *, shared: bool) -> float:
         for consumer in consumers:
             consumer.close()
     return each * THREADS / seconds
+
+
+def _committing_without_waiting(path: str, count: int, *, shared: bool) -> float:
+    heard = []
+    with logcore.open_dir(path, create=True, shared=shared) as data:
+        data.create_topic("t")
+        with data.consumer(group_id="g", enable_auto_commit=False) as consumer:
+            consumer.assign([("t", 0)])
+            consumer.commit({("t", 0): 0})
+            started = time.perf_counter()
+            for number in range(count):
+                consumer.commit_async({("t", 0): number % 2}, lambda error, _: heard.append(error))
+            consumer.commit({("t", 0): 0})
+            seconds = time.perf_counter() - started
+    assert heard == [None] * count
+    return count / seconds
 
 
 # -- the registry -----------------------------------------------------------------------------------------------------

@@ -812,8 +812,26 @@ MISTAKES: Final = (
     ),
     Mistake(
         "commit_answered_before_it_is_on_disk", "logcore/consumer/sharedgroups.py",
-        "            append(log, rows, store.producer, \"disk\")\n",
-        "            append(log, rows, store.producer, \"os\")\n",
+        "        self._unsynced.settle()\n        return commit.error\n",
+        "        return commit.error\n",
+        "consumer/test_shared_groups.py",
+    ),
+    Mistake(
+        "others_go_on_from_a_commit_that_is_not_synced", "logcore/consumer/sharedgroups.py",
+        "        if log.durable_end_offset < log.log_end_offset:  # of a process that died before its sync\n",
+        "        if False:\n",
+        "consumer/test_shared_groups.py",
+    ),
+    Mistake(
+        "threads_of_a_shared_directory_share_no_sync", "logcore/consumer/sharedgroups.py",
+        "                receipt = append(log, rows, store.producer, \"os\")\n",
+        "                receipt = append(log, rows, store.producer, \"disk\")\n",
+        "consumer/test_shared_groups.py",
+    ),
+    Mistake(
+        "each_commit_wakes_all_members", "logcore/consumer/sharedgroups.py",
+        "            _keep_deadlines(node.group, deadlines)\n",
+        "            pass\n",
         "consumer/test_shared_groups.py",
     ),
     Mistake(
@@ -868,7 +886,7 @@ MISTAKES: Final = (
         "partition_is_let_go_of_before_the_commit", "logcore/consumer/consumer.py",
         "        self._give_up(frozenset(self._readings) - partitions)\n        self._take_owned()\n",
         "        if self._ownership is not None:\n"
-        "            self._ownership.settle(frozenset(self._readings) & partitions, self._group_metadata())\n"
+        "            self._ownership.settle(frozenset(self._readings) & partitions, self._place.group_metadata())\n"
         "        self._give_up(frozenset(self._readings) - partitions)\n        self._take_owned()\n",
         "consumer/test_shared_groups_exploration.py",
     ),
@@ -892,8 +910,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "partition_is_read_while_another_owns_it", "logcore/consumer/consumer.py",
-        "            owned = self._ownership.settle(self._share, self._group_metadata())\n",
-        "            self._ownership.settle(self._share, self._group_metadata())\n",
+        "            owned = self._ownership.settle(self._share, self._place.group_metadata())\n",
+        "            self._ownership.settle(self._share, self._place.group_metadata())\n",
         "consumer/test_shared_groups_exploration.py",
     ),
     Mistake(
@@ -960,7 +978,7 @@ MISTAKES: Final = (
         "consumer/test_consumer_groups.py",
     ),
     Mistake(
-        "position_is_finished_at_once", "logcore/consumer/consumer.py",
+        "position_is_finished_at_once", "logcore/consumer/commits.py",
         "            one: OffsetAndMetadata(reading.finished)\n",
         "            one: OffsetAndMetadata(reading.position or 0)\n",
         "consumer/test_consumer.py consumer/test_consumer_groups.py",
@@ -1006,6 +1024,24 @@ MISTAKES: Final = (
         "Answer(is_parked=api.key in _PARKED)",
         "Answer()",
         "netshim/test_hostile.py",
+    ),
+    Mistake(
+        "commits_that_wait_come_behind_later_ones", "logcore/consumer/commits.py",
+        "        self.settle()\n        self._commit(chosen, timeout)\n",
+        "        self._commit(chosen, timeout)\n        self.settle()\n",
+        "consumer/test_consumer_commits.py",
+    ),
+    Mistake(
+        "commit_of_a_listener_waits_for_the_next_generation", "logcore/consumer/consumer.py",
+        "            self._commits.settle()  # what the listener commits is of the generation that ends\n",
+        "",
+        "consumer/test_consumer_commits.py",
+    ),
+    Mistake(
+        "who_was_removed_commits_to_an_empty_group", "logcore/consumer/commits.py",
+        "        if member is not None and member.is_removed:\n",
+        "        if False:\n",
+        "consumer/test_consumer_commits.py",
     ),
     Mistake(
         "close_after_an_error_finishes_all", "logcore/consumer/consumer.py",
@@ -1136,8 +1172,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "given_up_without_a_commit", "logcore/consumer/consumer.py",
-        "        if self._settings.enable_auto_commit and partitions:\n",
-        "        if False:\n",
+        "        if partitions:\n            self._commits.commit_finished()\n",
+        "",
         "consumer/test_consumer_groups.py",
     ),
     # -- requests
@@ -1570,8 +1606,8 @@ MISTAKES: Final = (
         "committed_offsets_read_before_the_open_ones", "logcore/consumer/consumer.py",
         "            if self._settings.isolation_level == \"read_committed\":\n"
         "                undecided = self._groups.unstable(group_id)\n"
-        "            stored = self._offsets().committed(group_id)\n",
-        "            stored = self._offsets().committed(group_id)\n"
+        "            stored = self._commits.committed()\n",
+        "            stored = self._commits.committed()\n"
         "            if self._settings.isolation_level == \"read_committed\":\n"
         "                undecided = self._groups.unstable(group_id)\n",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",

@@ -14,6 +14,7 @@
     ├── CorruptLogError           files of a partition contradict each other or are damaged in the middle
     ├── OffsetConflictError       an append that expected the log to end elsewhere
     ├── OffsetOutOfRangeError     the offset asked for is below the log start or above the log end
+    │   └── LogTruncatedError         the record before a committed offset was cut off, and another may stand there
     ├── LogFailedError            the log was poisoned by a failed write or sync; only reopening helps
     │   └── DurabilityUnknownError    this very sync failed: what was written may or may not be on disk
     ├── StorageReadError          the operating system failed a read; nothing was concluded from it
@@ -31,6 +32,14 @@
     ├── TopicExistsError          there is such a topic already
     ├── InvalidNameError          a topic or directory name that Kafka would refuse
     ├── InvalidConfigError        an unknown config, or a value outside its range
+    │   └── InconsistentGroupError    a consumer and its group have no assignor in common
+    ├── ConsumerStateError        a call that a consumer cannot carry out as it stands
+    │   └── ConsumerBusyError         another thread uses it
+    ├── CommitFailedError         offsets were not committed: the consumer has lost its partitions, or the disk failed
+    ├── RebalanceInProgressError  offsets were not committed while the group divides its partitions    (retriable)
+    ├── FencedInstanceError       another consumer took the place of a static member
+    ├── NoOffsetError             nothing says where a consumer begins
+    ├── WakeupError               wakeup() was called, and ended a poll()
     ├── SerializationError        a producer's serializer failed
     ├── BufferFullError           the memory of a producer is full                             (retriable)
     ├── DeliveryTimeoutError      a producer could not write a record in time
@@ -187,6 +196,12 @@ class OffsetOutOfRangeError(LogcoreError):
     """Asked for an offset outside [log start, log end]. Kafka: OFFSET_OUT_OF_RANGE."""
 
 
+class LogTruncatedError(OffsetOutOfRangeError):
+    """A consumer has committed an offset of a leader epoch that ends before it: the records in between were cut off.
+    Kafka: LogTruncationException.
+    """
+
+
 class LogFailedError(LogcoreError):
     """The log refuses writes since a write or sync failed. Reads go on; reopening runs recovery."""
 
@@ -305,8 +320,20 @@ class InvalidConfigError(LogcoreError):
     """An unknown config name or a value out of range. Kafka: INVALID_CONFIG."""
 
 
+class InconsistentGroupError(InvalidConfigError):
+    """A consumer has no assignor that all members of its group know. Kafka: INCONSISTENT_GROUP_PROTOCOL."""
+
+
 class ConsumerStateError(LogcoreError):
-    """A call that a consumer cannot carry out as it stands: it is closed, used by another thread, or has no group."""
+    """A call that a consumer cannot carry out as it stands: it is closed, or has no group."""
+
+
+class ConsumerBusyError(ConsumerStateError):
+    """A consumer is used by one thread at a time, and another uses it. Java: ConcurrentModificationException."""
+
+
+class WakeupError(LogcoreError):
+    """wakeup() was called: the poll() that waited, or the next one, ends without records, once."""
 
 
 class CommitFailedError(LogcoreError):

@@ -690,10 +690,10 @@ class LogDir:
         logs: list[LogReader] = [self.partition(OFFSETS_TOPIC, part) for part in self.partitions(OFFSETS_TOPIC)]
         return committed_in(logs).get((topic, number), {})
 
-    def consumer(self, **settings: Unpack[ConsumerOptions]) -> Consumer:
+    def consumer(self, *, config: Mapping[str, object] | None = None, **settings: Unpack[ConsumerOptions]) -> Consumer:
         """A consumer of topics of this directory, alone or as a member of a group; see docs/consumer.md.
 
-        The members of a group are consumers of one opened directory. settings: see ConsumerOptions. Raises
+        config: settings by Kafka's dotted names, as for producer(). settings: see ConsumerOptions. Raises
         InvalidConfigError; for a group, ReadOnlyLogError in a directory opened with read_only=True, ConsumerStateError
         in one that a broker of this process serves, and what reading `__consumer_offsets` raises.
         """
@@ -701,7 +701,7 @@ class LogDir:
         from logcore.consumer.values import consumer_settings
 
         self._check_open()
-        chosen = consumer_settings(settings)
+        chosen = consumer_settings(config, settings)
         groups = None
         registry = None
         if chosen.group_id is not None:

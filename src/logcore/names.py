@@ -49,6 +49,8 @@ UNFINISHED: Final = ".recovering"
 #: Kafka's topics for what groups have committed, and for how transactions stand.
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 TRANSACTIONS_TOPIC: Final = "__transaction_state"
+#: Topics that Kafka keeps for itself.
+INTERNAL_TOPICS: Final = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC})
 
 #: The longest name that common file systems take.
 _NAME_BYTES: Final = 255

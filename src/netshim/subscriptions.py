@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from logcore import LogcoreError, LogDir
-from logcore.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from logcore.names import INTERNAL_TOPICS
 
-_INTERNAL: Final = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC})
 #: Of one compiled expression; a larger one is refused.
 _MOST_BYTES: Final = 1 << 20
 
@@ -30,7 +29,7 @@ class ServedTopics:
         return self._logdir.topics_version
 
     def names(self) -> Iterable[str]:
-        return [name for name in self._logdir.topics() if name not in _INTERNAL]
+        return [name for name in self._logdir.topics() if name not in INTERNAL_TOPICS]
 
     def facts(self, name: str) -> tuple[bytes, int] | None:
         if name not in self._logdir:

@@ -13,7 +13,14 @@ import pytest
 import logcore
 from logcore import aio
 from logcore.consumer import OffsetAndMetadata, RebalanceListener, TopicPartition
-from logcore.errors import ConsumerStateError, InvalidConfigError, NoOffsetError, ReadOnlyLogError, WrongLoopError
+from logcore.errors import (
+    ConsumerStateError,
+    InvalidConfigError,
+    NoOffsetError,
+    ReadOnlyLogError,
+    WakeupError,
+    WrongLoopError,
+)
 
 ONE = TopicPartition("t", 0)
 
@@ -116,6 +123,9 @@ def test_the_iteration_waits_for_what_comes_and_ends_with_wakeup(tmp_path: Path)
         await asyncio.to_thread(consumer.wakeup)
         await reading
         assert found == list(range(302))
+        consumer.wakeup()
+        with pytest.raises(WakeupError):
+            await consumer.getmany(timeout_ms=60_000)
 
     with_consumer(tmp_path, main)
 
@@ -333,8 +343,8 @@ def test_a_seek_while_columns_are_found_counts(tmp_path: Path, monkeypatch: pyte
         is_midway = threading.Event()
         hold = threading.Event()
 
-        def slowly() -> Any:
-            found = find()
+        def slowly(max_bytes: int) -> Any:
+            found = find(max_bytes)
             is_midway.set()
             hold.wait()
             return found
@@ -467,5 +477,71 @@ def test_another_loop_is_refused(tmp_path: Path) -> None:
 
     async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
         await asyncio.to_thread(asyncio.run, use(consumer))
+
+    with_consumer(tmp_path, main)
+
+
+def test_an_iteration_ends_after_its_time(tmp_path: Path) -> None:
+    async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
+        await fill(data, 0, 3)
+        consumer.subscribe(["t"])
+        assert [record.offset async for record in consumer] == [0, 1, 2]
+
+    with_consumer(tmp_path, main, consumer_timeout_ms=0)
+
+
+def test_offsets_in_the_registry_are_committed_and_found(tmp_path: Path) -> None:
+    """A consumer of a loop was made without the registry, and its first commit failed with an AssertionError."""
+
+    async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
+        await fill(data, 0, 3)
+        consumer.subscribe(["t"])
+        assert await take(consumer, 3) == [(0, 0), (0, 1), (0, 2)]
+        await consumer.commit()
+        assert (await consumer.committed([ONE]))[ONE] == OffsetAndMetadata(3)
+
+    with_consumer(tmp_path, main, config={"group.id": "g"}, offsets_storage="registry", enable_auto_commit=False)
+
+
+def test_commits_that_wait_are_stored_by_the_next_step(tmp_path: Path) -> None:
+    told: list[tuple[Exception | None, dict[TopicPartition, int], bool]] = []
+
+    async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
+        loop = asyncio.get_running_loop()
+
+        def hear(error: Exception | None, offsets: Any) -> None:
+            is_in_loop = asyncio.get_running_loop() is loop
+            told.append((error, {one: each.offset for one, each in offsets.items()}, is_in_loop))
+
+        await fill(data, 0, 3)
+        consumer.subscribe(["t"])
+        assert await take(consumer, 3) == [(0, 0), (0, 1), (0, 2)]
+        consumer.commit_async({ONE: 1}, hear)
+        consumer.commit_async({ONE: 2}, hear)
+        assert told == []
+        await consumer.commit({TopicPartition("t", 1): 0}, timeout=1)
+        await asyncio.sleep(0)
+        assert told == [(None, {ONE: 1}, True), (None, {ONE: 2}, True)]
+        assert (await consumer.committed([ONE]))[ONE] == OffsetAndMetadata(2)
+        consumer.commit_async(callback=hear)
+        await consumer.close()
+        while len(told) < 3:
+            await asyncio.sleep(0)
+        assert told[2][:2] == (None, {ONE: 3, TopicPartition("t", 1): 0})
+
+    with_consumer(tmp_path, main, group_id="g", enable_auto_commit=False)
+
+
+def test_a_poll_as_an_arrow_table(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+
+    async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
+        await fill(data, 0, 3)
+        consumer.subscribe(["t"])
+        table = await consumer.poll_arrow()
+        assert table.column("offset").to_pylist() == [0, 1, 2]
+        assert consumer.metrics().records == 3
+        assert consumer.topics() == ["t"]
+        assert consumer.partitions_for("t") == (0, 1)
 
     with_consumer(tmp_path, main)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,35 @@ def committed(data: Path) -> int:
     """Offsets that group g has committed, in all."""
     with logcore.open_dir(data, read_only=True) as directory:
         return sum(directory.committed_offsets("t", number).get("g", 0) for number in range(2))
+
+
+def test_consume_begins_at_an_offset_or_a_time(data: Path) -> None:
+    """An offset that one of several partitions does not have means its end."""
+    with logcore.open_dir(data) as directory:
+        directory.create_topic("u")
+        directory.partition("u", 0).append_many([(None, b"0"), (None, b"1")])
+        moment = datetime.fromtimestamp(directory.partition("t", 0).get(7).timestamp_ms / 1000, UTC).isoformat()
+
+    def values(*more: object) -> list[str]:
+        return sorted(row["value"] for row in rows("consume", data, "t", "--until-end", *more))
+
+    later = ["0-8", "0-9", "1-8", "1-9"]
+    assert values("--from", 8) == later
+    assert values("--from", moment) == ["0-7", *later[:2], "1-7", *later[2:]]
+    assert len(rows("consume", data, "t", "u", "--until-end", "--from", 8)) == 4
+    assert values("--from", "now", "--group", "young") == []
+    assert values("--from", 8, "--group", "g") == later
+    assert values("--from", 3, "--group", "g") == [], "a committed offset counts more"
+    assert "none of: an offset" in run("consume", data, "t", "--from", "soon", code=2).output
+    assert "outside the log" in run("consume", data, "u", "--from", 3, code=2).stderr
+
+
+def test_consume_prints_in_a_format(data: Path) -> None:
+    found = run("consume", data, "t", "--until-end", "--from", 9, "-f", r"%t:%p:%o %s\n").stdout
+    assert sorted(found.splitlines()) == ["t:0:9 0-9", "t:1:9 1-9"]
+    refused = run("consume", data, "t", "--group", "new", "-f", "%x", code=2)
+    assert "unknown '%x'" in refused.output
+    assert "new" not in run("group", "list", data).stdout, "the group was not joined"
 
 
 def test_a_group_goes_on_where_it_stopped(data: Path) -> None:
@@ -183,11 +213,11 @@ def test_members_of_processes_that_share_the_directory(data: Path, monkeypatch: 
     ):
         consumer.subscribe(["t"])
         consumer.poll(0)
-        assert consumer._member is not None
+        assert consumer._place.member is not None
         (row,) = rows("group", "members", data, "g")
         assert row == {
             "group": "g",
-            "member": consumer._member.member_id,
+            "member": consumer._place.member.member_id,
             "instance": None,
             "client": "one",
             "host": row["host"],

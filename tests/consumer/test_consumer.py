@@ -16,10 +16,12 @@ from logcore.errors import (
     CorruptBatchError,
     InvalidConfigError,
     LogClosedError,
+    LogTruncatedError,
     NoOffsetError,
     OffsetOutOfRangeError,
     ReadOnlyLogError,
     TopicNotFoundError,
+    WakeupError,
 )
 from logcore.logdir import LogDir
 from logcore.recordbatch import encode
@@ -222,11 +224,131 @@ def test_a_poll_waits_for_records(data: LogDir) -> None:
         fill(data, 1, 1)
         thread.join(60)
         assert found == [[(1, 0)]]
-        thread = threading.Thread(target=lambda: found.append(offsets(consumer.poll(60_000))))
+
+
+def test_wakeup_ends_one_poll_and_loses_nothing(data: LogDir) -> None:
+    heard: list[WakeupError] = []
+    fill(data, 0, 2)
+    with data.consumer(auto_offset_reset="earliest") as consumer:
+        consumer.subscribe(["t"])
+        consumer.wakeup()
+        for wait in (consumer.poll, consumer.poll_columns):
+            with pytest.raises(WakeupError):
+                wait()
+            consumer.wakeup()
+        assert list(consumer) == [], "an iteration ends without an error"
+        assert offsets(consumer.poll()) == [(0, 0), (0, 1)]
+
+        def wait_for_news() -> None:
+            with pytest.raises(WakeupError) as error:
+                consumer.poll(60_000)
+            heard.append(error.value)
+
+        thread = threading.Thread(target=wait_for_news)
         thread.start()
         consumer.wakeup()
         thread.join(60)
-        assert found[1] == []
+        assert len(heard) == 1
+        assert not consumer.poll(), "once"
+
+
+@pytest.mark.parametrize(
+    ("epoch", "offset", "reason"),
+    [
+        (1, 4, None),  # as far as the epoch goes
+        (1, 5, "cut below the committed offset.*leader epoch 1.*its end at 4"),
+        (3, 6, None),
+        (9, 4, "cut below the committed offset.*leader epoch 9.*no such epoch"),
+        (-1, 5, None),  # who committed it did not say
+        (1, 7, "not in the log"),
+    ],
+)
+def test_a_cut_below_a_committed_offset_is_noticed(data: LogDir, epoch: int, offset: int, reason: str | None) -> None:
+    """The log holds offsets 0 to 3 of epoch 1, and 4 and 5 of epoch 3: a new leader began at 4, whatever was there."""
+    log = data.partition("t", 0)
+    log.begin_epoch(1)
+    fill(data, 0, 4)
+    log.begin_epoch(3)
+    fill(data, 0, 2)
+    with data.consumer(group_id="g", auto_offset_reset="none", enable_auto_commit=False) as consumer:
+        consumer.assign([ONE])
+        consumer.commit({ONE: OffsetAndMetadata(offset, leader_epoch=epoch)})
+        if reason is None:
+            assert consumer.position(ONE) == offset
+            return
+        with pytest.raises(OffsetOutOfRangeError, match=reason) as error:
+            consumer.poll()
+        assert isinstance(error.value, LogTruncatedError) == (offset <= 6)
+    with data.consumer(group_id="g", auto_offset_reset="earliest") as consumer:
+        consumer.assign([ONE])
+        assert consumer.position(ONE) == 0, "and reading begins where auto_offset_reset says"
+
+
+@pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
+def test_columns_come_in_bounded_pieces_and_none_is_missing(data: LogDir, isolation: str) -> None:
+    """A piece of a scan is 3 MiB at most: each poll takes one or two, of one partition after the other."""
+    for partition in (0, 1):
+        log = data.partition("t", partition)
+        for _ in range(10):
+            log.append_many([(None, b"x" * 1_000_000)])
+    log.delete_records(1)
+    with data.consumer(auto_offset_reset="earliest", isolation_level=isolation) as consumer:  # type: ignore[arg-type]
+        consumer.subscribe(["t"])
+        seen: dict[TopicPartition, list[int]] = {}
+        polls = 0
+        while found := consumer.poll_columns(max_bytes=4_000_000):
+            polls += 1
+            size_bytes = sum(int(piece.value_sizes.sum()) for pieces in found.values() for piece in pieces)
+            assert 1_000_000 <= size_bytes <= 7_000_000
+            for one, pieces in found.items():
+                for piece in pieces:
+                    seen.setdefault(one, []).extend(piece.offsets.tolist())
+                    assert consumer.position(one) >= seen[one][-1] + 1
+        assert seen == {ONE: list(range(10)), TopicPartition("t", 1): list(range(1, 10))}
+        assert polls >= 4
+        assert consumer.metrics().records == 19
+        assert consumer.lag() == 0
+        with pytest.raises(InvalidConfigError, match="max_bytes from 1"):
+            consumer.poll_columns(max_bytes=0)
+
+
+def test_a_poll_as_an_arrow_table(data: LogDir) -> None:
+    pa = pytest.importorskip("pyarrow")
+    data.create_topic("u")
+    data.append("u", None, key=b"k", headers=[("h", b"v")])
+    fill(data, 1, 2)
+    with data.consumer(auto_offset_reset="earliest") as consumer:
+        consumer.subscribe(["t", "u"])
+        table = consumer.poll_arrow()
+        rows = table.to_pylist()
+        assert [(row["topic"], row["partition"], row["offset"], row["key"], row["value"]) for row in rows] == [
+            ("t", 1, 0, None, b"1-0"),
+            ("t", 1, 1, None, b"1-1"),
+            ("u", 0, 0, b"k", None),
+        ]
+        assert rows[2]["headers"] == [{"key": "h", "value": b"v"}]
+        assert table.column("timestamp").type == pa.timestamp("ms", "UTC")
+        assert pa.types.is_dictionary(table.column("topic").type)
+        empty = consumer.poll_arrow()
+        assert (empty.num_rows, empty.schema) == (0, table.schema)
+
+
+def test_what_there_is_and_how_much_was_done(data: LogDir) -> None:
+    fill(data, 0, 3)
+    with data.consumer(group_id="g", auto_offset_reset="earliest", enable_auto_commit=False) as consumer:
+        consumer.subscribe(["t"])
+        assert consumer.topics() == data.topics()
+        assert consumer.partitions_for("t") == (0, 1)
+        with pytest.raises(TopicNotFoundError):
+            consumer.partitions_for("other")
+        assert consumer.poll().count == 3
+        consumer.pause(ONE)
+        consumer.commit()
+        consumer.commit_async()
+        found = consumer.metrics()
+        assert (found.records, found.commits, found.waiting_commits, found.rebalances) == (3, 1, 1, 1)
+        assert (found.partitions, found.paused_partitions, found.refused_commits) == (2, 1, 0)
+        assert found.looks > 0
 
 
 def test_deserializers_are_not_called_with_null(data: LogDir) -> None:

@@ -20,11 +20,13 @@ import netshim
 from logcore.consumer import Consumer, RebalanceListener, TopicPartition
 from logcore.errors import (
     CommitFailedError,
+    ConsumerBusyError,
     ConsumerStateError,
     DiskFullError,
     DurabilityUnknownError,
     FencedInstanceError,
     ForkedWriterError,
+    InconsistentGroupError,
     InvalidConfigError,
 )
 from logcore.logdir import LogDir
@@ -135,7 +137,9 @@ def test_who_closes_in_the_middle_of_a_rebalance_commits(situation: str, is_shar
             members.append(consumer)
         newcomer = members.pop()
         poll_all(members)
-        leader, follower = sorted(members, key=lambda one: one._member is not None and one._member._divided is None)
+        leader, follower = sorted(
+            members, key=lambda one: one._place.member is not None and one._place.member._divided is None
+        )
         closing, other = (leader, follower) if situation.startswith("leader") else (follower, leader)
         for partition in range(4):
             data.partition("t", partition).append_many([(None, b"x")] * 5)
@@ -265,7 +269,7 @@ def test_members_need_an_assignor_in_common() -> None:
         (first,) = consumers(data, 1, assignors=["range"])
         first.poll()
         (second,) = consumers(data, 1, assignors=["roundrobin"])
-        with pytest.raises(InvalidConfigError, match="no assignor"):
+        with pytest.raises(InconsistentGroupError, match=r"no assignor.*'g'.*one of range.*roundrobin"):
             second.poll()
         first.close()
 
@@ -285,6 +289,48 @@ def test_an_assignor_of_ones_own_is_checked() -> None:
         members[0].poll()
         with pytest.raises(InvalidConfigError, match="gave t-0"):
             poll_all(members)
+
+
+class Weighted:
+    """Gives all partitions to the member that says the most of itself."""
+
+    name = "weighted"
+    is_cooperative = False
+
+    def __init__(self, weight: Any) -> None:
+        self.weight = weight
+        self.heard: list[tuple[list[int], int]] = []
+
+    def subscription_user_data(self, topics: tuple[str, ...]) -> Any:
+        assert topics == ("t",)
+        return self.weight
+
+    def assign(self, partitions: Any, members: Any) -> dict[str, list[TopicPartition]]:
+        most = max(members, key=lambda one: one.user_data or b"")
+        return {most.member_id: [TopicPartition("t", number) for number in range(partitions["t"])]}
+
+    def on_assignment(self, partitions: frozenset[TopicPartition], generation: int) -> None:
+        self.heard.append((sorted(one.partition for one in partitions), generation))
+
+
+def test_an_assignor_says_more_of_its_member_and_hears_what_it_was_given() -> None:
+    disk = SimulatedDisk()
+    with opened(disk) as data:
+        data.create_topic("t", 2)
+        light = Weighted(b"1")
+        heavy = Weighted(b"2")
+        (first,) = consumers(data, 1, assignors=[light])
+        (second,) = consumers(data, 1, assignors=[heavy])
+        poll_all([first, second])
+        assert shares([first, second]) == [[], [0, 1]]
+        assert light.heard[-1][0] == []
+        assert heavy.heard[-1] == ([0, 1], light.heard[-1][1])
+        assert first.metrics().rebalances == len(light.heard)
+        (wrong,) = consumers(data, 1, assignors=[Weighted("text")])
+        with pytest.raises(InvalidConfigError, match=r"subscription_user_data\(\).*'weighted'.*bytes or None.*'text'"):
+            wrong.poll()
+        for one in (first, second):
+            one.close()
 
 
 def test_a_full_disk_refuses_a_commit_and_loses_none() -> None:
@@ -401,7 +447,7 @@ def test_one_thread_at_a_time() -> None:
         data.create_topic("t")
         with data.consumer() as consumer:
             consumer.subscribe(["t"])
-            refused = pytest.raises(ConsumerStateError, match="one thread")
+            refused = pytest.raises(ConsumerBusyError, match="one thread")
             with consumer._alone(), ThreadPoolExecutor(1) as other, refused:
                 other.submit(consumer.poll).result()
 

@@ -65,13 +65,13 @@ def test_a_member_says_who_it_is_and_what_it_owns(disk: SimulatedDisk, data: Log
     assert consumer.poll(0).count == 6
     ((consumer_id, said),) = ids(registry).items()
     assert consumer_id.startswith(f"simulated-{os.getpid()}-")
-    assert consumer._member is not None
+    assert consumer._place.member is not None
     assert said == {
         "version": 1,
         "subscription": {"t": 1, "u": 1},
         "pattern": "static",
         "timestamp": str(disk.now_ms()),
-        "members": {"0": consumer._member.member_id},
+        "members": {"0": consumer._place.member.member_id},
     }
     assert owners(registry) == {0: f"{consumer_id}-0", 1: f"{consumer_id}-0"}
     assert owners(registry, "u") == {0: f"{consumer_id}-0"}

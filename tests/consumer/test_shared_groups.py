@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
@@ -16,13 +17,18 @@ import pytest
 
 import logcore
 from logcore import LogDir
+from logcore.consumer import OffsetAndMetadata
+from logcore.consumer.sharedgroups import SharedGroups
 from logcore.coordination.effects import GroupError, Joined, JoinedMember, JoinEnds, JoinRefused, SessionEnds, Synced
 from logcore.coordination.group import STABLE, Group, Member
 from logcore.coordination.packing import GroupNode
-from logcore.errors import CommitFailedError, UnsupportedRegistryError
+from logcore.errors import CommitFailedError, InconsistentGroupError, UnsupportedRegistryError
 from logcore.format.grouprecords import Committed, commit_key, commit_value
+from logcore.names import OFFSETS_TOPIC
 from logcore.recordbatch import encode
-from logcore.testing import SimulatedDisk
+from logcore.registry.paths import group_state
+from logcore.settling import Settling
+from logcore.testing import Fault, FaultPlan, SimulatedDisk
 
 _CONTEXT = multiprocessing.get_context("fork")
 PARTITIONS = 4
@@ -183,8 +189,8 @@ def joined(data: LogDir, group_id: str = "g") -> logcore.Consumer:
 
 def generation_of(data: LogDir) -> int:
     with joined(data) as consumer:
-        assert consumer._member is not None
-        return consumer._member.generation
+        assert consumer._place.member is not None
+        return consumer._place.member.generation
 
 
 def test_a_topic_of_the_same_name_begins_without_the_offsets_of_a_deleted_one(tmp_path: Path) -> None:
@@ -249,8 +255,8 @@ def test_a_generation_is_never_used_again_after_a_power_cut() -> None:
         consumer.subscribe(["t"])
         while not consumer.assignment():
             consumer.poll(10)
-        assert consumer._member is not None
-        generation = consumer._member.generation
+        assert consumer._place.member is not None
+        generation = consumer._place.member.generation
         if not is_last:
             consumer.close()
     disk.crash()
@@ -260,8 +266,8 @@ def test_a_generation_is_never_used_again_after_a_power_cut() -> None:
             consumer.subscribe(["t"])
             while not consumer.assignment():
                 consumer.poll(10)
-            assert consumer._member is not None
-            assert consumer._member.generation > generation
+            assert consumer._place.member is not None
+            assert consumer._place.member.generation > generation
 
 
 def test_a_commit_that_was_answered_survives_a_power_cut() -> None:
@@ -284,6 +290,122 @@ def test_a_commit_that_was_answered_survives_a_power_cut() -> None:
             assert found.offset == 1
 
 
+@pytest.mark.parametrize("how", ["committed", "unstable", "join"])
+def test_who_sees_a_commit_that_is_not_synced_syncs_it(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """A commit is synced behind the step that appends it. Its process stops in between; another goes on from it, and a
+    power cut must not take back what that one was told.
+    """
+    disk = SimulatedDisk({"data": None})
+    data = logcore.open_dir("data", create=True, shared=True, fs=disk)
+    data.create_topic("t")
+    first = data.consumer(**SETTINGS)
+    first.commit({("t", 0): 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(Settling, "settle", lambda _: None)
+        first.commit({("t", 0): 5})
+    other = data.consumer(**SETTINGS)
+    if how == "committed":
+        assert other.committed([("t", 0)])["t", 0] == OffsetAndMetadata(5)
+    elif how == "unstable":
+        assert isinstance(other._groups, SharedGroups)
+        assert other._groups.unstable("g") == set()
+    else:
+        other.subscribe(["t"])
+        while not other.assignment():
+            other.poll(10)
+    disk.crash()
+    for after in disk.after_crash(limit=20):
+        after.seed += 1
+        with logcore.open_dir("data", shared=True, fs=after) as again:
+            assert again.committed_offsets("t", 0) == {"g": 5}
+
+
+def test_threads_that_commit_share_syncs(data: LogDir) -> None:
+    """All threads have appended before the first of them syncs: they wait for one another in between."""
+    consumers = [data.consumer(**{**SETTINGS, "group_id": f"g{number}"}) for number in range(8)]
+    for consumer in consumers:
+        consumer.commit({("t", 0): 0})
+    log = data.partition(OFFSETS_TOPIC, 0)
+    before = log.statistics().syncs
+    together = threading.Barrier(len(consumers), timeout=SECONDS)
+    settle = Settling.settle
+
+    def settle_together(self: Settling) -> None:
+        together.wait()
+        settle(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Settling, "settle", settle_together)
+        threads = [threading.Thread(target=consumer.commit, args=({("t", 0): 3},)) for consumer in consumers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    # One that is on its way while others come, and one for all who came.
+    assert log.statistics().syncs - before <= 2
+    assert data.committed_offsets("t", 0) == {f"g{number}": 3 for number in range(8)}
+    for consumer in consumers:
+        consumer.close()
+
+
+def test_a_sync_that_fails_is_told_to_those_who_wait_for_it() -> None:
+    disk = SimulatedDisk({"data": None})
+    with logcore.open_dir("data", create=True, shared=True, fs=disk) as data:
+        data.create_topic("t")
+        consumer = data.consumer(**SETTINGS)
+        consumer.commit({("t", 0): 1})
+        disk.faults = FaultPlan(Fault("fdatasync", path="*__consumer_offsets*.log"))
+        with pytest.raises(CommitFailedError, match="COORDINATOR_NOT_AVAILABLE"):
+            consumer.commit({("t", 0): 2})
+        disk.faults = None
+        consumer.commit({("t", 0): 3})
+        assert data.committed_offsets("t", 0) == {"g": 3}
+        consumer.close()
+
+
+def test_commits_leave_the_node_as_it_is_until_a_session_is_to_be_renewed() -> None:
+    """Each change of the node wakes all members, who look at it."""
+    disk = SimulatedDisk({"data": None})
+    settings = {**SETTINGS, "max_poll_interval_ms": 1_000}
+    with logcore.open_dir("data", create=True, shared=True, fs=disk) as data, data.consumer(**settings) as consumer:
+        data.create_topic("t")
+        consumer.subscribe(["t"])
+        while not consumer.assignment():
+            consumer.poll(10)
+        assert isinstance(consumer._groups, SharedGroups)
+
+        def version() -> int:
+            return consumer._groups._registry.get(group_state("g")).version  # type: ignore[union-attr]
+
+        before = version()
+        for offset in range(5):
+            disk.advance(10)
+            consumer.commit({("t", 0): offset})
+        assert version() == before
+        for offset in range(20):
+            disk.advance(200)
+            consumer.commit({("t", 0): offset})
+        assert version() > before
+        consumer.poll()
+        assert consumer.assignment(), "commits alone have kept it a member for 4,000 ms"
+
+
+def test_members_need_an_assignor_in_common() -> None:
+    disk = SimulatedDisk({"data": None})
+    with logcore.open_dir("data", create=True, shared=True, fs=disk) as data:
+        data.create_topic("t")
+        first = data.consumer(**SETTINGS, assignors=["range", "sticky"])
+        second = data.consumer(**SETTINGS, assignors=["roundrobin"])
+        first.subscribe(["t"])
+        while not first.assignment():
+            first.poll(10)
+        second.subscribe(["t"])
+        with pytest.raises(InconsistentGroupError, match=r"'g'.*one of range, sticky.*found roundrobin"):
+            second.poll(10)
+        first.close()
+        second.close()
+
+
 def test_who_polls_in_time_stays_a_member() -> None:
     disk = SimulatedDisk({"data": None})
     settings = {**SETTINGS, "max_poll_interval_ms": 1_000}
@@ -292,12 +414,12 @@ def test_who_polls_in_time_stays_a_member() -> None:
         consumer.subscribe(["t"])
         while not consumer.assignment():
             consumer.poll(10)
-        assert consumer._member is not None
-        joined = consumer._member.member_id
+        assert consumer._place.member is not None
+        joined = consumer._place.member.member_id
         for _ in range(12):
             disk.advance(400)
             consumer.poll(0)
-        assert consumer._member.member_id == joined
+        assert consumer._place.member.member_id == joined
 
 
 def test_members_that_were_paused_together_stay() -> None:
@@ -316,21 +438,21 @@ def test_members_that_were_paused_together_stay() -> None:
             one.poll(0)
             other.poll(0)
             disk.advance(10)
-        assert one._member is not None
-        assert other._member is not None
-        generation = one._member.generation
+        assert one._place.member is not None
+        assert other._place.member is not None
+        generation = one._place.member.generation
         for _ in range(5):
             disk.advance(3_600_000)
             one.poll(0)
             other.poll(0)
-        assert [member.generation for member in (one._member, other._member)] == [generation] * 2
+        assert [member.generation for member in (one._place.member, other._place.member)] == [generation] * 2
         for _ in range(9):
             disk.advance(400)
             one.poll(0)
         while len(one.assignment()) < 2:  # the other one polls no more
             disk.advance(10)
             one.poll(0)
-        assert one._member.generation > generation
+        assert one._place.member.generation > generation
 
 
 def test_a_member_that_was_removed_commits_nothing() -> None:

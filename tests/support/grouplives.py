@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, Final
 
 import logcore
-from logcore.consumer import Consumer, TopicPartition
+from logcore.consumer import Consumer, OffsetAndMetadata, TopicPartition
 from logcore.errors import CommitFailedError, RebalanceInProgressError
 from logcore.logdir import LogDir
 from logcore.testing import SimulatedDisk
@@ -47,6 +48,7 @@ class Life:
         self.workers: list[Worker] = []
         self.processed: Counter[tuple[int, int]] = Counter()
         self.committed: dict[int, int] = {}  # acknowledged
+        self.heard: list[dict[int, int]] = []  # acknowledged by callbacks
         self.log: list[str] = []
 
     def step(self) -> None:
@@ -101,9 +103,25 @@ class Life:
         self.process(worker)
         positions = self.positions(worker)
         try:
+            if self.rng.random() < 0.4:
+                worker.consumer.commit_async(callback=self.hear)
+                return
             worker.consumer.commit()
         except (CommitFailedError, RebalanceInProgressError):
             return
+        self.note_heard()
+        self.note_commit(positions)
+
+    def hear(self, error: Exception | None, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        """Notes only: what a callback raises is passed over."""
+        if error is None:
+            self.heard.append({one.partition: each.offset for one, each in offsets.items()})
+
+    def note_heard(self) -> None:
+        while self.heard:
+            self.note_commit(self.heard.pop(0))
+
+    def note_commit(self, positions: Mapping[int, int]) -> None:
         for partition, offset in positions.items():
             assert offset >= self.committed.get(partition, 0), "an acknowledged commit moved back"
             self.committed[partition] = offset
@@ -148,10 +166,11 @@ class Life:
         self.data = opened(self.disk)
 
     def check(self) -> None:
+        self.note_heard()
         owners: dict[TopicPartition, list[int]] = {}
         generations = {}
         for number, worker in enumerate(self.workers):
-            member = worker.consumer._member
+            member = worker.consumer._place.member
             if member is not None and member.is_stable:
                 generations[number] = member.generation
         newest = max(generations.values(), default=-1)

@@ -10,6 +10,7 @@ The invariants, by name; the numbers are those of crashes.md:
 - never back (C05, C06): when a commit is acknowledged, no lower offset is stored than was acknowledged by then. It may
   itself be lower: a commit that was stored before another one may be told of after it.
 - kept (C04, C11, C30): what is committed at the end is at least what was acknowledged, and at most what was processed.
+- seen (C04, C06): nor is it less than any member was told that the group had committed, by whomever.
 - all (C07): every record is processed, at least once, while one process lives.
 - heirs (C08): a second after a process died, the next poll of any other has removed its members.
 - patience (C09, C10): no member is removed before two thirds of its interval, and no clock that jumps counts, nor the
@@ -29,7 +30,7 @@ from typing import Any, Final, cast
 import attrs
 
 import logcore
-from logcore.consumer import RebalanceListener
+from logcore.consumer import OffsetAndMetadata, RebalanceListener
 from logcore.consumer.assignors import ASSIGNORS, Assignment
 from logcore.consumer.membership import Member, TopicPartition
 from logcore.consumer.sharedgroups import SharedGroups
@@ -111,6 +112,7 @@ class Group:
         rewinds: bool = False,
     ) -> None:
         self.rewinds = rewinds
+        self.looks = not rewinds and all(store == {} for store in stores)
         self.again: dict[TopicPartition, set[int]] = {}  # processed since the rewind began
         self.is_rewound = not rewinds
         self.stores = stores
@@ -132,6 +134,7 @@ class Group:
         self.records = records
         self.processed: dict[TopicPartition, set[int]] = {}
         self.acked: dict[TopicPartition, int] = {}
+        self.heard: list[dict[TopicPartition, int]] = []  # acknowledged by callbacks
         self.owners: dict[tuple[int, TopicPartition], str] = {}
         self.partitions = [TopicPartition("t", number) for number in range(partitions)]
         with logcore.open_dir(PATH, create=True, fs=self.disk) as data:
@@ -189,6 +192,8 @@ class Group:
             consumer.subscribe(["t"], listener=Ownership(self, consumer, is_late=self.is_hasty))
             yield consumer
             self.leaving.add(consumer)
+            consumer.close()
+            self._note_heard()
 
     def _rewind(self, fs: SharedFS) -> None:
         """Sets the group back to the beginning, once."""
@@ -210,6 +215,7 @@ class Group:
             began_ms = self.disk.monotonic_ms()
             awake_ms = self._awake_ms()
             found = consumer.poll(100, 3)
+            self._note_heard()
             self.polled_ms[consumer] = awake_ms
             self._note_owners(consumer)
             self._check_group(consumer, set(found), began_ms)
@@ -220,14 +226,36 @@ class Group:
                 self.handed[consumer, one] = record.offset
                 for processed in (self.processed, self.again):
                     processed.setdefault(one, set()).add(record.offset)
+            if self.looks and self.rng.random() < 0.5:
+                self._note_seen(consumer)
             if found and not (self.is_hasty and self.rng.random() < 0.7):
                 self.commit(consumer)
 
     def commit(self, consumer: logcore.Consumer) -> None:
+        """At once, or with the next call of the consumer."""
         with contextlib.suppress(CommitFailedError, RebalanceInProgressError):  # another has them, or commits later
+            if self.rng.random() < 0.4:
+                consumer.commit_async(callback=self._hear)
+                return
             positions = {one: consumer.position(one) for one in consumer.assignment()}
             consumer.commit()
+            self._note_heard()
             self._note_commit(positions)
+
+    def _note_seen(self, consumer: logcore.Consumer) -> None:
+        """What the group has committed by now is as good as acknowledged, for others have gone on from there."""
+        for one, each in consumer.committed(self.partitions).items():
+            if each is not None:
+                self.acked[one] = max(each.offset, self.acked.get(one, 0))
+
+    def _hear(self, error: Exception | None, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        """Notes only: what a callback raises is passed over."""
+        if error is None:
+            self.heard.append({one: each.offset for one, each in offsets.items()})
+
+    def _note_heard(self) -> None:
+        while self.heard:
+            self._note_commit(self.heard.pop(0))
 
     def _awake_ms(self) -> int:
         """The steady time without that in which all processes stood still."""
@@ -253,7 +281,7 @@ class Group:
         self, registry: FileRegistry, node: GroupNode, consumer: logcore.Consumer, handed: set[TopicPartition]
     ) -> None:
         members = node.group.members
-        mine = consumer._member
+        mine = consumer._place.member
         if mine is None or mine.member_id not in members:
             return
         for one in handed:
@@ -262,10 +290,10 @@ class Group:
             named, number = paths.unpack_owner(owner.value)
             assert (named, number) == (consumer._registration.consumer_id, 0), f"one living owner: {one}, {owner}"
         for other in self._living():
-            if other is consumer or other._member is None:
+            if other is consumer or other._place.member is None:
                 continue
-            both = handed & other.assignment() if other._member.member_id in members else set()
-            assert not both, f"one living owner: {both} of {mine.member_id} and {other._member.member_id}"
+            both = handed & other.assignment() if other._place.member.member_id in members else set()
+            assert not both, f"one living owner: {both} of {mine.member_id} and {other._place.member.member_id}"
 
     def _check_heirs(self, node: GroupNode, began_ms: int) -> None:
         dead = {
@@ -280,7 +308,7 @@ class Group:
     def _check_patience(self, node: GroupNode) -> None:
         members = node.group.members
         for consumer in self._living():
-            member_id = "" if consumer._member is None else consumer._member.member_id
+            member_id = "" if consumer._place.member is None else consumer._place.member.member_id
             was_member = bool(member_id) and self.known_as.get(consumer) == member_id
             if was_member and member_id not in members and consumer not in self.leaving and not self.rewinds:
                 silent_ms = self._awake_ms() - self.polled_ms[consumer]
@@ -299,9 +327,9 @@ class Group:
             for one in read_assignment(member.assignment) or ()
         }
         for consumer in self._living():
-            if consumer._member is None or consumer._member.member_id not in node.group.members:
+            if consumer._place.member is None or consumer._place.member.member_id not in node.group.members:
                 continue
-            member_id = consumer._member.member_id
+            member_id = consumer._place.member.member_id
             other = {one: given[one] for one in consumer.assignment() if given.get(one, member_id) != member_id}
             assert not other, f"no second owner: {member_id} has {other}"
 
@@ -309,7 +337,7 @@ class Group:
         return [consumer for process, consumer in self.readers if not process.is_killed]
 
     def _note_owners(self, consumer: logcore.Consumer) -> None:
-        member = consumer._member
+        member = consumer._place.member
         if member is None or not member.is_stable:
             return
         self.generation = max(self.generation, member.generation)
@@ -366,6 +394,6 @@ class Group:
             consumer.subscribe(["t"])
             while not consumer.assignment():
                 consumer.poll(10)
-            assert consumer._member is not None
-            found = consumer._member.generation
+            assert consumer._place.member is not None
+            found = consumer._place.member.generation
             assert found > self.generation, f"generation: {found} behind {self.generation}"

@@ -20,22 +20,34 @@ import re
 import threading
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
 from logcore.aio.following import News, Watching
 from logcore.aio.home import Home
 from logcore.aio.opening import Opening
+from logcore.callbacks import call
 from logcore.consumer import consumer as synchronous
 from logcore.consumer import values
-from logcore.consumer.fetcher import Fetcher, Reading
+from logcore.consumer.commits import OnCommit
+from logcore.consumer.fetcher import MAX_COLUMN_BYTES, Fetcher, Reading, check_columns
 from logcore.consumer.membership import TopicPartition
-from logcore.consumer.values import ConsumerRecords, ConsumerSettings, GroupMetadata, OffsetAndMetadata
-from logcore.errors import ConsumerStateError
+from logcore.consumer.values import (
+    ConsumerMetrics,
+    ConsumerRecords,
+    ConsumerSettings,
+    GroupMetadata,
+    OffsetAndMetadata,
+    intercepted,
+)
+from logcore.errors import ConsumerBusyError, ConsumerStateError, WakeupError
 from logcore.format.columns import RecordColumns
 from logcore.fs import FS
 from logcore.kernels import TopicRecord
 from logcore.log import Log
 from logcore.logdir import LogDir, check_writable, fs_of
+
+if TYPE_CHECKING:
+    import pyarrow
 
 _T = TypeVar("_T")
 #: How long records are read before the consumer looks after its group again, as the iteration of a Consumer does.
@@ -112,6 +124,10 @@ class _Stepped(synchronous.Consumer):
         return self._fs
 
     @property
+    def settings(self) -> ConsumerSettings:
+        return self._settings
+
+    @property
     def fetcher(self) -> Fetcher:
         return self._fetcher
 
@@ -141,9 +157,17 @@ class _Stepped(synchronous.Consumer):
     def take_wakeup(self) -> bool:
         return self._take_wakeup()
 
-    def end(self, *, is_done: bool) -> None:
+    def end(self, *, is_done: bool, timeout: float | None) -> None:
         """See close(); is_done: what was handed out last is finished."""
-        self._close(is_done=is_done)
+        self._close(is_done=is_done, timeout=timeout)
+
+    def add_commit(self, offsets: synchronous.Offsets | None, callback: OnCommit | None) -> bool:
+        """As commit_async(), but that it never waits. Whether so many wait that a step is due."""
+        return self._commits.add(self._chosen(offsets), callback)
+
+    def records_of(self, reading: Reading) -> Iterator[TopicRecord]:
+        """The records of one partition, for the iteration."""
+        return self._one_by_one(reading)
 
     def step(self) -> None:
         """In the thread: everything that comes before a reading, also what only the first look has to wait for."""
@@ -186,17 +210,17 @@ class Consumer:
     def __repr__(self) -> str:
         return f"<aio {self._sync!r}>"
 
-    async def close(self) -> None:
+    async def close(self, timeout: float | None = None) -> None:
         """Says that all that was handed out is finished, commits it if auto-commit is on, and leaves the group.
 
-        Cancelled, it goes on in the background. Closing twice is fine.
+        timeout: as for commit(). Cancelled, it goes on in the background. Closing twice is fine.
         """
-        await self._close(is_done=True)
+        await self._close(is_done=True, timeout=timeout)
 
-    async def _close(self, *, is_done: bool) -> None:
+    async def _close(self, *, is_done: bool, timeout: float | None = None) -> None:
         self._refuse_listener("close()")
         self._records = None
-        closing = self._begin_step(functools.partial(self._sync.end, is_done=is_done))
+        closing = self._begin_step(functools.partial(self._sync.end, is_done=is_done, timeout=timeout))
         self._home.end()
         try:
             await closing
@@ -241,7 +265,7 @@ class Consumer:
         """While one task reads."""
         self._refuse_listener("reading")
         if self._is_reading:
-            raise ConsumerStateError("a consumer is read by one task at a time, and another reads this one")
+            raise ConsumerBusyError("a consumer is read by one task at a time, and another reads this one")
         self._is_reading = True
         try:
             yield
@@ -345,10 +369,26 @@ class Consumer:
         """The first offset of a record that is not older; None where all are older."""
         return await self._home.call(self._sync.offsets_for_times, dict(times_ms))
 
+    def topics(self) -> list[str]:
+        """The topics of the directory."""
+        self._home.check()
+        return self._sync.topics()
+
+    def partitions_for(self, topic: str) -> tuple[int, ...]:
+        """Numbers of a topic's partitions. Raises TopicNotFoundError."""
+        self._home.check()
+        return self._sync.partitions_for(topic)
+
+    def metrics(self) -> ConsumerMetrics:
+        """Counters since it was made."""
+        self._home.check()
+        return self._sync.metrics()
+
     # -- commits -------------------------------------------------------------------------------------------------
 
-    async def commit(self, offsets: Mapping[tuple[str, int], int | OffsetAndMetadata] | None = None) -> None:
-        """Stores how far the group came: the positions at this call, or these offsets. On disk when it returns.
+    async def commit(self, offsets: synchronous.Offsets | None = None, timeout: float | None = None) -> None:
+        """Stores how far the group came: the positions at this call, or these offsets. On disk when it returns, with
+        those of commit_async() before it.
 
         Cancelled, it is carried out or not; the next commit comes behind it. Errors as for
         logcore.consumer.Consumer.commit().
@@ -360,7 +400,28 @@ class Consumer:
             chosen = {one: each for one, each in self._sync.take_positions().items()}  # noqa: C416  # for the types
         else:
             chosen.update(offsets)
-        await self._home.call(self._sync.commit, chosen)
+        await self._home.call(self._sync.commit, chosen, timeout)
+
+    def commit_async(self, offsets: synchronous.Offsets | None = None, callback: OnCommit | None = None) -> None:
+        """As commit(), without waiting: what waits is stored with one sync by the next step of the consumer, such as a
+        reading's, commit() or close(). callback(error, offsets): called in the loop then.
+
+        Raises ConsumerStateError and InvalidConfigError.
+        """
+        self._home.check()
+        self._sync.check_open()
+        told: OnCommit | None = None
+        if callback is not None:
+            told = functools.partial(self._tell_committed, callback)
+        if self._sync.add_commit(offsets, told):
+            self._look_at = 0.0
+            self._news.wake()
+
+    def _tell_committed(
+        self, callback: OnCommit, error: Exception | None, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> None:
+        """In the thread, or in the loop."""
+        self._home.tell(functools.partial(call, callback, error, offsets))
 
     async def committed(self, partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed, by whomever; None where nothing was."""
@@ -388,7 +449,7 @@ class Consumer:
                 found = self._sync.fetcher.fetch(max(1, min(most, _PIECE_BYTES // self._record_bytes)))
                 if found:
                     self._measure(found)
-                    return ConsumerRecords(found)
+                    return intercepted(self._sync.settings.interceptors, ConsumerRecords(found))
             return ConsumerRecords({})
 
     poll = getmany
@@ -398,24 +459,35 @@ class Consumer:
         sizes = [_size_bytes(records[-1]) for records in found.values()]
         self._record_bytes = 64 + sum(sizes) // len(sizes)
 
-    async def poll_columns(self, timeout_ms: int = 0) -> dict[TopicPartition, list[RecordColumns]]:
-        """The same as columns: all that there is in the partitions now. Decoded in the thread."""
-        self._sync.checked_most(timeout_ms, None)
+    async def poll_columns(
+        self, timeout_ms: int = 0, max_bytes: int = MAX_COLUMN_BYTES
+    ) -> dict[TopicPartition, list[RecordColumns]]:
+        """The same as columns, about max_bytes of what there is in the partitions now. Decoded in the thread."""
+        check_columns(timeout_ms, max_bytes)
         with self._alone():
             self._records = None
             self._sync.fetcher.finish()
             deadline = self._loop.time() + timeout_ms / 1000
             found: dict[TopicPartition, list[RecordColumns]] = {}
+            find = functools.partial(self._sync.fetcher.find_columns, max_bytes)
             while not found and await self._prepare(deadline):
-                found = self._sync.fetcher.take_columns(await self._begin_step(self._sync.fetcher.find_columns))
+                found = self._sync.fetcher.take_columns(await self._begin_step(find))
             return found
+
+    async def poll_arrow(self, timeout_ms: int = 0, max_bytes: int = MAX_COLUMN_BYTES) -> pyarrow.Table:
+        """The same as one Arrow table, made in the thread. See logcore.consumer.Consumer.poll_arrow()."""
+        from logcore.consumer.tables import table_of
+
+        table_of({})  # raises without pyarrow, before anything is read
+        found = await self.poll_columns(timeout_ms, max_bytes)
+        return await self._home.call(table_of, found)
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> TopicRecord:
-        """Records as they come, without an end: wakeup() ends it. A record is finished when the loop asks for the
-        next.
+        """Records as they come. wakeup() ends it, and consumer_timeout_ms without a record. A record is finished when
+        the loop asks for the next.
         """
         self._until_turn -= 1
         if self._until_turn > 0 and not self._steps and not self._is_reading:
@@ -432,11 +504,19 @@ class Consumer:
                 if record is not None:
                     return record
                 self._sync.fetcher.finish()
-                if not await self._prepare(None):
+                waits_ms = self._sync.settings.consumer_timeout_ms
+                deadline = None
+                if waits_ms is not None:
+                    deadline = self._loop.time() + waits_ms / 1000
+                try:
+                    is_more = await self._prepare(deadline)
+                except WakeupError:
+                    is_more = False
+                if not is_more:
                     raise StopAsyncIteration
                 chosen = self._sync.fetcher.opened()
                 if chosen is not None:
-                    self._records = self._sync.fetcher.one_by_one(chosen)
+                    self._records = self._sync.records_of(chosen)
 
     def _next(self) -> TopicRecord | None:
         if self._records is not None:
@@ -455,7 +535,7 @@ class Consumer:
                 if self._steps:  # that of another task came behind it
                     continue
             if self._sync.take_wakeup():
-                return False
+                raise WakeupError("wakeup() was called")
             if self._sync.has_records():
                 return True
             left = self._sync.look_again_seconds()
@@ -472,7 +552,9 @@ class Consumer:
         return bool(self._steps) or self._sync.is_shared or self._loop.time() >= self._look_at
 
     def wakeup(self) -> None:
-        """May be called in any thread: the reading that waits, or the next one, ends at once."""
+        """May be called in any thread: the getmany() that waits, or the next one, raises WakeupError; an iteration
+        ends.
+        """
         self._sync.wakeup()
         self._news.tell()
 
@@ -493,10 +575,13 @@ def opening(directory: LogDir, is_read_only: bool, settings: ConsumerSettings) -
 
     def make() -> _Stepped:
         groups: Any = None
+        registry = None
         if settings.group_id is not None:
             check_writable(directory)
             groups = directory.coordinators.groups(directory)
-        return _Stepped(fs_of(directory), directory, is_read_only, groups, settings)
+        if settings.uses_registry:
+            registry = directory.coordinators.registry(directory)
+        return _Stepped(fs_of(directory), directory, is_read_only, groups, settings, registry)
 
     async def begin() -> Consumer:
         home = Home("the consumer")

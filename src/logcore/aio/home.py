@@ -18,8 +18,8 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, ParamSpec, TypeVar
 
+from logcore.callbacks import call
 from logcore.errors import WrongLoopError
-from logcore.producer.futures import call
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

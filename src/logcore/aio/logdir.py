@@ -232,8 +232,10 @@ class LogDir:
         synchronous.check_writable(self.sync)
         return producers.opening(self.sync, chosen_settings(config, settings))
 
-    def consumer(self, **settings: Unpack[ConsumerOptions]) -> Opening[consumers.Consumer]:
+    def consumer(
+        self, *, config: Mapping[str, object] | None = None, **settings: Unpack[ConsumerOptions]
+    ) -> Opening[consumers.Consumer]:
         """A consumer of topics; see logcore.LogDir.consumer(). For `async with`, or with `await`."""
         self._home.check()
         synchronous.check_open(self.sync)
-        return consumers.opening(self.sync, self.sync.is_read_only, consumer_settings(settings))
+        return consumers.opening(self.sync, self.sync.is_read_only, consumer_settings(config, settings))

@@ -29,6 +29,7 @@ import attrs
 
 from logcore.aio.home import Home
 from logcore.aio.opening import Opening
+from logcore.callbacks import call
 from logcore.errors import BufferFullError, InvalidConfigError, ProducerClosedError, TransactionAbortedError
 from logcore.format.columns import ColumnInput, TimesInput
 from logcore.kernels import Receipt
@@ -36,7 +37,7 @@ from logcore.kernels.layout import HeadersInput, RecordInput, Time
 from logcore.logdir import LogDir, fs_of
 from logcore.producer import producer as synchronous
 from logcore.producer import transactional
-from logcore.producer.futures import Delivery, RecordFuture, call
+from logcore.producer.futures import Delivery, RecordFuture
 from logcore.producer.values import (
     OnDelivery,
     ProducerMetrics,

@@ -18,6 +18,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, Final
 
 import click
@@ -33,8 +34,10 @@ _LEAST_COLUMNS: Final = 24
 
 #: What is printed: a record of the directory of one partition, or of a topic.
 _Found = logcore.Record | logcore.TopicRecord
+#: What a format string puts in place of a code.
+Part = Callable[[_Found], bytes]
 
-_format_option = click.option(
+format_option = click.option(
     "-f",
     "--format",
     "form",
@@ -57,7 +60,7 @@ _format_option = click.option(
     help="Of a topic: merged by time, or one partition after the other, which is faster.",
 )
 @isolation_option
-@_format_option
+@format_option
 @full_option
 @json_option
 def read(
@@ -194,11 +197,19 @@ def _print_records(
     out: Lines, source: Source, records: Iterable[_Found], form: str | None, full: bool, as_json: bool
 ) -> None:
     if form is not None:
-        parts = _format_parts(form, source)
-        for record in records:
-            out.write_bytes(b"".join(part if isinstance(part, bytes) else part(record) for part in parts))
+        own: dict[str, Part] = {"t": lambda _: source.topic.encode()}
+        if source.logdir is None:
+            ((number, _),) = source.logs.items()
+            own["p"] = lambda _: b"%d" % number
+        print_formatted(out, format_parts(form, own), records)
     else:
         print_lines(out, records, full, as_json)
+
+
+def print_formatted(out: Lines, parts: Iterable[bytes | Part], records: Iterable[_Found]) -> None:
+    """Records as format_parts() says."""
+    for record in records:
+        out.write_bytes(b"".join(part if isinstance(part, bytes) else part(record) for part in parts))
 
 
 def print_lines(out: Lines, records: Iterable[_Found], full: bool, as_json: bool) -> None:
@@ -243,7 +254,8 @@ def _line(record: _Found, columns: int | None) -> str:
 
 
 _FORMATS: Final[dict[str, Callable[[_Found], bytes]]] = {
-    "p": lambda record: b"%d" % record.partition,  # type: ignore[union-attr]  # of a topic; see _format_parts()
+    "t": lambda record: record.topic.encode(),  # type: ignore[union-attr]  # of a topic; see format_parts()
+    "p": lambda record: b"%d" % record.partition,  # type: ignore[union-attr]
     "o": lambda record: b"%d" % record.offset,
     "T": lambda record: b"%d" % record.timestamp_ms,
     "k": lambda record: record.key or b"",
@@ -258,20 +270,19 @@ _FORMATS: Final[dict[str, Callable[[_Found], bytes]]] = {
 _ESCAPES: Final = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 
 
-def _format_parts(form: str, source: Source) -> list[bytes | Callable[[_Found], bytes]]:
-    """kcat's format string in pieces: bytes as they are, and functions of a record."""
-    known_forms = {**_FORMATS, "t": lambda record: source.topic.encode()}
-    if source.logdir is None:
-        ((number, _),) = source.logs.items()
-        known_forms["p"] = lambda record: b"%d" % number
-    parts: list[bytes | Callable[[_Found], bytes]] = []
+def format_parts(form: str, own: Mapping[str, Part] = MappingProxyType({})) -> list[bytes | Part]:
+    """kcat's format string in pieces: bytes as they are, and functions of a record. own: functions for some codes, in
+    place of those for records of a topic. Raises click.BadParameter.
+    """
+    known_forms = {**_FORMATS, **own}
+    parts: list[bytes | Part] = []
     signs = iter(form)
     for sign in signs:
         if sign not in "%\\":
             parts.append(sign.encode("utf-8", "surrogateescape"))
             continue
         code = next(signs, "")
-        known: bytes | Callable[[_Found], bytes] | None
+        known: bytes | Part | None
         if sign == "%":
             known = known_forms.get(code)
         else:

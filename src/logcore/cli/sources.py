@@ -79,11 +79,9 @@ class Source:
 
         Of several partitions each begins and ends where it does, so an offset that one does not have is no error.
         """
-        places = {number: place_in(log, text, now_ms) for number, log in self.logs.items()}
-        if len(places) > 1:
-            for number, log in self.logs.items():
-                places[number] = min(max(places[number], log.log_start_offset), log.high_watermark)
-        return places
+        if len(self.logs) > 1:
+            return {number: place_within(log, text, now_ms) for number, log in self.logs.items()}
+        return {number: place_in(log, text, now_ms) for number, log in self.logs.items()}
 
 
 def open_source(stack: contextlib.ExitStack, directory: str, topic: str | None) -> Source:
@@ -127,6 +125,11 @@ def _fail_for_topics(directory: str) -> None:
     if topics:
         named = ", ".join(topics[:10]) + (", ..." if len(topics) > 10 else "")
         fail(f"{directory} is a directory of topics: name one of them", f"put it behind {directory}; there are {named}")
+
+
+def place_within(log: logcore.Log, text: str, now_ms: int) -> int:
+    """The same, or the end of the log that is nearer, for an offset that it does not have."""
+    return min(max(place_in(log, text, now_ms), log.log_start_offset), log.high_watermark)
 
 
 def place_in(log: logcore.Log, text: str, now_ms: int) -> int:

@@ -8,7 +8,7 @@ from logcore.consumer.consumer import Consumer
 from logcore.consumer.membership import Member, TopicPartition
 from logcore.consumer.simple import EARLIEST, LATEST, Fetched, FetchRequest, SimpleConsumer
 from logcore.consumer.streams import Blacklist, Connector, Stream, TopicFilter, Whitelist
-from logcore.consumer.values import ConsumerRecords, OffsetAndMetadata, RebalanceListener
+from logcore.consumer.values import ConsumerMetrics, ConsumerRecords, Interceptor, OffsetAndMetadata, RebalanceListener
 
 __all__ = [
     "EARLIEST",
@@ -17,9 +17,11 @@ __all__ = [
     "Blacklist",
     "Connector",
     "Consumer",
+    "ConsumerMetrics",
     "ConsumerRecords",
     "FetchRequest",
     "Fetched",
+    "Interceptor",
     "Member",
     "OffsetAndMetadata",
     "RebalanceListener",

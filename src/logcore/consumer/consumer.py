@@ -16,15 +16,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import re
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Final, Protocol, Self, cast
+from typing import TYPE_CHECKING, Final, Protocol, Self, cast
 
-from logcore.consumer.fetcher import Fetcher, Reading
+from logcore.consumer.commits import Commits, OnCommit, Place
+from logcore.consumer.fetcher import MAX_COLUMN_BYTES, Fetcher, Reading, check_columns, misplaced
 from logcore.consumer.groups import Directory as GroupDirectory
 from logcore.consumer.groups import Groups
 from logcore.consumer.member import LOST, REJOIN, GroupMember, Heard, Share
@@ -33,37 +35,41 @@ from logcore.consumer.offsetstores import OffsetStores
 from logcore.consumer.ownership import Ownership, Registration
 from logcore.consumer.sharedgroups import SharedGroups
 from logcore.consumer.values import (
+    ConsumerMetrics,
     ConsumerRecords,
     ConsumerSettings,
     GroupMetadata,
     OffsetAndMetadata,
     RebalanceListener,
     checked_offset,
+    intercepted,
 )
-from logcore.coordination.effects import Committer, GroupError, OffsetKey
 from logcore.errors import (
     CommitFailedError,
+    ConsumerBusyError,
     ConsumerStateError,
-    FencedInstanceError,
     ForkedWriterError,
     InvalidConfigError,
     LogcoreError,
     NoOffsetError,
-    OffsetOutOfRangeError,
-    RebalanceInProgressError,
     TopicNotFoundError,
+    WakeupError,
 )
 from logcore.format.columns import RecordColumns
 from logcore.format.grouprecords import Committed
 from logcore.fs import FS, SharedFS
 from logcore.kernels import TopicRecord
 from logcore.log import Log
-from logcore.names import OFFSETS_TOPIC
-from logcore.notices import WARNING, tell
+from logcore.names import INTERNAL_TOPICS
 from logcore.reader import listen_to
 from logcore.registry import Registry
 from logcore.registry.paths import Pattern
 
+if TYPE_CHECKING:
+    import pyarrow
+
+#: By partition, the next offset to process.
+Offsets = Mapping[tuple[str, int], int | OffsetAndMetadata]
 #: How long a consumer waits without looking, in case no event wakes it.
 _LOOK_SECONDS: Final = 1.0
 #: The same where other processes write too, whose deaths nothing tells of.
@@ -98,10 +104,7 @@ class Consumer:
         self._is_shared = directory.is_shared
         self._groups = groups
         self._settings = settings
-        self._stores: OffsetStores | None = None
-        if groups is not None:
-            self._stores = OffsetStores(groups, registry, settings.offsets_storage, settings.dual_commit)
-        self._member: GroupMember | None = None
+        self._place = Place(str(settings.group_id), settings.group_instance_id)
         self._topics: frozenset[str] = frozenset()
         self._pattern: re.Pattern[str] | None = None
         self._listener = RebalanceListener()
@@ -113,9 +116,9 @@ class Consumer:
         self._share: frozenset[TopicPartition] = frozenset()  # read as soon as no other owns it
         self._is_share_taken = True
         self._first_seen: dict[str, int] = {}  # topic -> how many partitions it had when it was first read
-        self._commit_due_ms = 0
         self._is_closed = False
-        self._is_leaving = False  # its group, with the commits that it makes now
+        self._looks = 0
+        self._rebalances = 0
         self._using = threading.RLock()  # a listener seeks and commits in the middle of poll()
         self._depth = 0  # of methods that run; changed under the lock
         self._moved = threading.Condition()
@@ -129,6 +132,10 @@ class Consumer:
         if groups is not None:
             groups.listen(self._listening)
         self._fetcher = Fetcher(fs, self._readings, settings, is_read_only=is_read_only, is_shared=self._is_shared)
+        stores: OffsetStores | None = None
+        if groups is not None:
+            stores = OffsetStores(groups, registry, settings.offsets_storage, settings.dual_commit)
+        self._commits = Commits(fs, settings, self._readings, self._place, stores)
 
     # -- opening and closing -------------------------------------------------------------------------------------
 
@@ -151,15 +158,18 @@ class Consumer:
         state = "closed" if self._is_closed else f"{len(self._readings)} partitions"
         return f"<Consumer of group {self._settings.group_id}, {state}>"
 
-    def close(self) -> None:
-        """Says that all that was handed out is finished, commits it if auto-commit is on, and leaves the group."""
-        self._close(is_done=True)
+    def close(self, timeout: float | None = None) -> None:
+        """Says that all that was handed out is finished, commits it if auto-commit is on, and leaves the group.
+
+        timeout: as for commit().
+        """
+        self._close(is_done=True, timeout=timeout)
 
     def leave_unfinished(self) -> None:
         """As close(), but what was handed out last is not finished: whoever has it may still be at work."""
         self._close(is_done=False)
 
-    def _close(self, *, is_done: bool) -> None:
+    def _close(self, *, is_done: bool, timeout: float | None = None) -> None:
         with self._alone(is_whole=True):
             if self._is_closed:
                 return
@@ -169,10 +179,10 @@ class Consumer:
             if is_done:
                 self._fetcher.finish()
             try:
-                if self._member is not None:
-                    self._leave(self._member)
-                elif self._settings.enable_auto_commit:
-                    self._commit_finished()
+                if self._place.member is not None:
+                    self._leave(self._place.member, timeout)
+                else:
+                    self._commits.commit_finished(timeout)
             finally:
                 self._is_closed = True
                 for reading in self._readings.values():
@@ -182,15 +192,15 @@ class Consumer:
                 if self._groups is not None:
                     self._groups.forget(self._listening)
 
-    def _leave(self, member: GroupMember) -> None:
+    def _leave(self, member: GroupMember, timeout: float | None = None) -> None:
         """Commits what is finished, tells the listener, and gives the place up, whatever the listener raises."""
-        self._is_leaving = True
+        self._place.is_leaving = True
         try:
-            if self._settings.enable_auto_commit:
-                self._commit_finished()
+            self._commits.commit_finished(timeout)
             self._revoke(frozenset(self._readings))
+            self._commits.settle()
         finally:
-            self._is_leaving = False
+            self._place.is_leaving = False
             self._set_readings(frozenset())
             self._share = frozenset()
             if self._fs.forks == self._forks:  # else the place is the parent's
@@ -212,7 +222,7 @@ class Consumer:
     def _alone(self, *, is_whole: bool = False) -> Generator[None, None, None]:
         """While one method runs. is_whole: it may not be called by a listener, in the middle of another."""
         if not self._using.acquire(blocking=False):
-            raise ConsumerStateError("a consumer is used by one thread at a time, and another uses this one")
+            raise ConsumerBusyError("a consumer is used by one thread at a time, and another uses this one")
         try:
             if is_whole and self._depth:
                 raise ConsumerStateError("a listener may seek and commit, and not poll, subscribe, assign or close")
@@ -235,11 +245,6 @@ class Consumer:
             raise ConsumerStateError("this consumer has no group", expected="group_id in LogDir.consumer()", found=None)
         return self._groups
 
-    def _offsets(self) -> OffsetStores:
-        self._group()
-        assert self._stores is not None
-        return self._stores
-
     # -- what is read --------------------------------------------------------------------------------------------
 
     def subscribe(
@@ -251,8 +256,9 @@ class Consumer:
     ) -> None:
         """Reads these topics, divided among the members of the group; without a group, all their partitions.
 
-        pattern: instead, all topics whose whole name matches; those of Kafka's own are left out. Replaces what was
-        subscribed before. Topics that do not exist yet are read once they are created.
+        pattern: instead, all topics whose whole name matches, as Kafka's Java client has it; those of Kafka's own are
+        left out unless exclude_internal_topics=False. Replaces what was subscribed before. Topics that do not exist yet
+        are read once they are created.
         """
         if isinstance(topics, str):
             raise InvalidConfigError("topics is a list of names", expected=f"[{topics!r}]", found=repr(topics))
@@ -266,10 +272,10 @@ class Consumer:
             self._pattern = None if pattern is None else re.compile(pattern)
             self._listener = listener or RebalanceListener()
             self._register()
-            if self._groups is not None and self._member is None:
+            if self._groups is not None and self._place.member is None:
                 settings = self._settings
                 assert settings.group_id is not None
-                self._member = GroupMember(
+                self._place.member = GroupMember(
                     self._groups,
                     settings.group_id,
                     instance_id=settings.group_instance_id,
@@ -315,9 +321,9 @@ class Consumer:
         with self._alone(is_whole=True):
             self._check_open()
             self._drop_assigned()
-            if self._member is not None:
-                self._leave(self._member)
-                self._member = None
+            if self._place.member is not None:
+                self._leave(self._place.member)
+                self._place.member = None
             self._set_readings(frozenset())
             self._topics = frozenset()
             self._pattern = None
@@ -332,18 +338,20 @@ class Consumer:
             for one in wanted:
                 if one.partition not in self._directory.partitions(one.topic):
                     raise TopicNotFoundError(f"topic {one.topic!r} has no such partition", found=one.partition)
+            self._give_up(frozenset(self._readings) - wanted)
             self._set_readings(wanted)
 
     def _drop_assigned(self) -> None:
         if self._readings and not self._topics and self._pattern is None:
-            self._set_readings(frozenset())
+            self._give_up(frozenset(self._readings))
 
     def subscription(self) -> frozenset[str]:
         """The topics that are subscribed to; with a pattern, those that match now."""
         if self._pattern is None:
             return self._topics
+        left_out = INTERNAL_TOPICS if self._settings.exclude_internal_topics else frozenset()
         names = self._directory.topics()
-        return frozenset(name for name in names if name != OFFSETS_TOPIC and self._pattern.fullmatch(name))
+        return frozenset(name for name in names if name not in left_out and self._pattern.fullmatch(name))
 
     def assignment(self) -> frozenset[TopicPartition]:
         """The partitions that this consumer reads now."""
@@ -436,32 +444,79 @@ class Consumer:
             for one, time_ms in times_ms.items()
         }
 
+    def topics(self) -> list[str]:
+        """The topics of the directory."""
+        self._check_open()
+        return self._directory.topics()
+
+    def partitions_for(self, topic: str) -> tuple[int, ...]:
+        """Numbers of a topic's partitions. Raises TopicNotFoundError."""
+        self._check_open()
+        return self._directory.partitions(topic)
+
+    def metrics(self) -> ConsumerMetrics:
+        """Counters since it was made."""
+        return ConsumerMetrics(
+            looks=self._looks,
+            records=self._fetcher.records,
+            commits=self._commits.stored,
+            refused_commits=self._commits.refused,
+            waiting_commits=self._commits.waiting,
+            rebalances=self._rebalances,
+            partitions=len(self._readings),
+            paused_partitions=len(self.paused()),
+        )
+
     def _log(self, partition: TopicPartition) -> Log:
         self._check_open()
         return self._directory.partition(*partition)
 
     # -- commits -------------------------------------------------------------------------------------------------
 
-    def commit(self, offsets: Mapping[tuple[str, int], int | OffsetAndMetadata] | None = None) -> None:
-        """Stores how far the group came: the positions of all partitions, or these offsets. On disk when it returns.
+    def commit(self, offsets: Offsets | None = None, timeout: float | None = None) -> None:
+        """Stores how far the group came: the positions of all partitions, or these offsets. On disk when it returns,
+        with those of commit_async() before it.
 
-        Raises CommitFailedError when the partitions were lost meanwhile, RebalanceInProgressError while the group
-        divides them, ConsumerStateError without a group, FencedInstanceError.
+        timeout: seconds for which it is tried again while another process holds the group; the disk is waited for as
+        long as it takes. Raises CommitFailedError when the partitions were lost meanwhile, or are none of the
+        subscription; RebalanceInProgressError while the group divides them, ConsumerStateError without a group,
+        FencedInstanceError, RegistryLockedError.
         """
         with self._alone():
             self._check_open()
-            if offsets is None:
-                chosen = self._take_positions()
-            else:
-                chosen = {TopicPartition(*one): checked_offset(given) for one, given in offsets.items()}
-            self._commit(chosen)
+            self._commits.commit(self._chosen(offsets), timeout)
+
+    def commit_async(self, offsets: Offsets | None = None, callback: OnCommit | None = None) -> None:
+        """As commit(), without waiting: the positions of this moment, or these offsets, are stored by the next poll(),
+        commit() or close(), all that wait with one sync, or when a thousand wait.
+
+        callback(error, offsets): called then, inside that call, with None or with what commit() would have raised.
+        Without one a failure is said to the logger. Raises ConsumerStateError and InvalidConfigError.
+        """
+        with self._alone():
+            self._check_open()
+            if self._commits.add(self._chosen(offsets), callback):
+                self._commits.settle()
+
+    def _chosen(self, offsets: Offsets | None) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What is to be committed. Raises CommitFailedError for topics that this consumer does not subscribe to."""
+        if offsets is None:
+            return self._take_positions()
+        chosen = {TopicPartition(*one): checked_offset(given) for one, given in offsets.items()}
+        if self._topics or self._pattern is not None:
+            foreign = sorted({one.topic for one in chosen} - self.subscription())
+            if foreign:
+                raise CommitFailedError(
+                    "a member commits for topics that it subscribes to",
+                    expected=f"some of {', '.join(sorted(self.subscription()))}",
+                    found=", ".join(foreign),
+                )
+        return chosen
 
     def commit_elsewhere(self) -> None:
         """As commit(), in another thread than the one that reads: what that was handed out until now."""
         self._check_open()
-        error = self._store(self._take_positions())
-        if error is not None:
-            self._refuse(error)
+        self._commits.commit_elsewhere(self._take_positions())
 
     def _take_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """What commit() stores by default."""
@@ -471,7 +526,7 @@ class Consumer:
 
     def committed(self, partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed, by whomever; None where nothing was."""
-        stored = self._offsets().committed(str(self._settings.group_id))
+        stored = self._commits.committed()
         found: dict[TopicPartition, OffsetAndMetadata | None] = {}
         for one in partitions:
             each = stored.get(TopicPartition(*one))
@@ -479,34 +534,6 @@ class Consumer:
                 None if each is None else OffsetAndMetadata(each.offset, each.metadata, each.leader_epoch)
             )
         return found
-
-    def _commit(self, chosen: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """A member that keeps its partitions in a rebalance may commit for the generation that began since it asked for
-        a place there. It enters that first.
-        """
-        error = self._store(chosen)
-        is_outdated = error is GroupError.ILLEGAL_GENERATION
-        if is_outdated and self._member is not None and self._member.enter_generation():
-            error = self._store(chosen)
-        if error is not None:
-            self._refuse(error)
-
-    def _store(self, chosen: Mapping[TopicPartition, OffsetAndMetadata]) -> GroupError | None:
-        stores = self._offsets()
-        if not chosen:
-            return None
-        now_ms = self._fs.now_ms()
-        rows: dict[OffsetKey, Committed] = {
-            one: Committed(each.offset, each.leader_epoch, each.metadata, now_ms) for one, each in chosen.items()
-        }
-        error = stores.commit(Committer(*self._group_metadata(), is_leaving=self._is_leaving), rows)
-        if error is not None:
-            return error
-        for one, each in chosen.items():
-            reading = self._readings.get(one)
-            if reading is not None:
-                reading.stored = each.offset
-        return None
 
     def group_metadata(self) -> GroupMetadata:
         """Which member of its group this consumer is now, for TransactionalProducer.send_offsets_to_transaction().
@@ -516,71 +543,7 @@ class Consumer:
         with self._alone():
             self._check_open()
             self._group()
-            return self._group_metadata()
-
-    def _group_metadata(self) -> GroupMetadata:
-        group_id = str(self._settings.group_id)
-        member = self._member
-        if member is None:
-            return GroupMetadata(group_id, -1, "", None)
-        return GroupMetadata(group_id, member.generation, member.member_id, self._settings.group_instance_id)
-
-    def _refuse(self, error: GroupError) -> None:
-        group = f"of group {self._settings.group_id!r}"
-        match error:
-            case GroupError.REBALANCE_IN_PROGRESS:
-                raise RebalanceInProgressError(f"the partitions {group} are being divided: poll, then commit again")
-            case GroupError.FENCED_INSTANCE_ID:
-                raise FencedInstanceError(f"another consumer took the place of this one {group}")
-            case GroupError.UNKNOWN_MEMBER_ID | GroupError.ILLEGAL_GENERATION:
-                raise CommitFailedError(
-                    f"this consumer is no member {group} any more, or of an older generation; it did not poll within "
-                    f"max_poll_interval_ms={self._settings.max_poll_interval_ms}, or the group has members and this "
-                    "consumer is none of them"
-                )
-            case _:
-                assert self._groups is not None
-                raise CommitFailedError(f"offsets {group} were not stored: {error.name}") from self._groups.failure
-
-    def _finished(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What auto-commit has to store."""
-        return {
-            one: OffsetAndMetadata(reading.finished)
-            for one, reading in self._readings.items()
-            if reading.finished is not None and reading.finished != reading.stored
-        }
-
-    def _commit_finished(self) -> None:
-        """Before partitions are given up. If the group refuses it, the next owner processes it again.
-
-        A disk that fails is reported by groups.py.
-        """
-        if self._groups is None:
-            return
-        chosen = self._finished()
-        try:
-            self._commit(chosen)
-        except (CommitFailedError, RebalanceInProgressError, FencedInstanceError) as error:
-            self._tell_uncommitted(chosen, error)
-
-    def _tell_uncommitted(self, chosen: Mapping[TopicPartition, OffsetAndMetadata], reason: object) -> None:
-        group_id = self._settings.group_id
-        for one, each in chosen.items():
-            text = "group %s: %s was processed up to offset %d, which is not committed: %s"
-            tell("consumer", WARNING, text, group_id, one, each.offset, reason)
-
-    def _commit_when_due(self) -> None:
-        settings = self._settings
-        if self._groups is None or not settings.enable_auto_commit:
-            return
-        now_ms = self._fs.monotonic_ms()
-        if not self._commit_due_ms:
-            self._commit_due_ms = now_ms + settings.auto_commit_interval_ms
-        if now_ms >= self._commit_due_ms:
-            self._commit_due_ms = now_ms + settings.auto_commit_interval_ms
-            # What is refused now is stored before the partitions are given up.
-            with contextlib.suppress(CommitFailedError, RebalanceInProgressError, FencedInstanceError):
-                self._commit(self._finished())
+            return self._place.group_metadata()
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -588,8 +551,8 @@ class Consumer:
         """The next records of the share, at most max_records (max_poll_records); waits for the first of them.
 
         The list of the call before is finished with this call. Also keeps the place in the group, and calls the
-        listener. Raises NoOffsetError, OffsetOutOfRangeError under auto_offset_reset="none", FencedInstanceError, and
-        what reading and the listener raise.
+        listener. Raises NoOffsetError, OffsetOutOfRangeError and LogTruncatedError under auto_offset_reset="none",
+        FencedInstanceError, WakeupError after wakeup(), and what reading and the listener raise.
         """
         most = self._checked_most(timeout_ms, max_records)
         with self._alone(is_whole=True):
@@ -600,7 +563,7 @@ class Consumer:
                 found = self._fetcher.fetch(most)
                 if found:
                     break
-            return ConsumerRecords(found)
+            return intercepted(self._settings.interceptors, ConsumerRecords(found))
 
     def _checked_most(self, timeout_ms: int, max_records: int | None) -> int:
         most = self._settings.max_poll_records if max_records is None else max_records
@@ -610,34 +573,72 @@ class Consumer:
             )
         return most
 
-    def poll_columns(self, timeout_ms: int = 0) -> dict[TopicPartition, list[RecordColumns]]:
-        """The same as columns: all that there is in the partitions now, for whoever works on many records at once.
+    def poll_columns(
+        self, timeout_ms: int = 0, max_bytes: int = MAX_COLUMN_BYTES
+    ) -> dict[TopicPartition, list[RecordColumns]]:
+        """The same as columns, for whoever works on many records at once: what there is in the partitions now, of one
+        after the other until max_bytes of keys and values were found, and no less than a piece of a scan.
 
-        Deserializers are not called. Raises what poll() raises.
+        Deserializers and interceptors are not called. Raises what poll() raises.
         """
+        check_columns(timeout_ms, max_bytes)
         with self._alone(is_whole=True):
             self._fetcher.finish()
             found: dict[TopicPartition, list[RecordColumns]] = {}
             deadline_ms = self._fs.monotonic_ms() + timeout_ms
             while not found and self._prepare(deadline_ms):
-                found = self._fetcher.take_columns(self._fetcher.find_columns())
+                found = self._fetcher.take_columns(self._fetcher.find_columns(max_bytes))
             return found
 
+    def poll_arrow(self, timeout_ms: int = 0, max_bytes: int = MAX_COLUMN_BYTES) -> pyarrow.Table:
+        """The same as one Arrow table: topic and partition as dictionaries, offset, timestamp, key, value, headers.
+
+        Raises what poll() raises, and MissingDependencyError without pyarrow, before anything is read.
+        """
+        from logcore.consumer.tables import table_of
+
+        table_of({})
+        return table_of(self.poll_columns(timeout_ms, max_bytes))
+
     def __iter__(self) -> Iterator[TopicRecord]:
-        """Records as they come, without an end: wakeup() from another thread ends it. A record is finished when the
-        loop asks for the next.
+        """Records as they come. wakeup() from another thread ends it, and consumer_timeout_ms without a record. A
+        record is finished when the loop asks for the next.
         """
         while True:
             with self._alone(is_whole=True):
                 self._fetcher.finish()
-                if not self._prepare(None):
+                try:
+                    is_more = self._prepare(self._iteration_ends_ms())
+                except WakeupError:
+                    return
+                if not is_more:
                     return
                 chosen = self._fetcher.opened()
             if chosen is not None:
-                yield from self._fetcher.one_by_one(chosen)
+                yield from self._one_by_one(chosen)
+
+    def _one_by_one(self, reading: Reading) -> Iterator[TopicRecord]:
+        """The records of one partition, as interceptors leave them."""
+        records = self._fetcher.one_by_one(reading)
+        interceptors = self._settings.interceptors
+        if not interceptors:
+            return records
+        alone = ({TopicPartition(record.topic, record.partition): [record]} for record in records)
+        return itertools.chain.from_iterable(
+            intercepted(interceptors, ConsumerRecords(found)).records() for found in alone
+        )
+
+    def _iteration_ends_ms(self) -> int | None:
+        """When an iteration that finds no record is over."""
+        waits_ms = self._settings.consumer_timeout_ms
+        if waits_ms is None:
+            return None
+        return self._fs.monotonic_ms() + waits_ms
 
     def wakeup(self) -> None:
-        """May be called in any thread: the poll() that waits, or the next one, returns at once."""
+        """May be called in any thread: the poll() that waits, or the next one, raises WakeupError, once. An iteration
+        ends instead.
+        """
         with self._moved:
             self._is_woken = True
             self._moved.notify_all()
@@ -649,12 +650,12 @@ class Consumer:
 
     def _prepare(self, deadline_ms: int | None) -> bool:
         """Everything that comes before a reading; waits for news where there is nothing to read. False when the time
-        is over or somebody called wakeup().
+        is over. Raises WakeupError.
         """
         while True:
             self.look_after()
             if self._take_wakeup():
-                return False
+                raise WakeupError("wakeup() was called")
             if self.has_records():
                 return True
             now_ms = self._fs.monotonic_ms()
@@ -672,9 +673,11 @@ class Consumer:
             raise ConsumerStateError("nothing to read", expected="subscribe() or assign() first")
         with self._moved:
             self._has_moved = False
+        self._looks += 1
+        self._commits.settle()
         self._look()
         self._open_again()
-        self._commit_when_due()
+        self._commits.commit_when_due()
         self._settle(list(self._readings))
 
     @property
@@ -755,7 +758,7 @@ class Consumer:
             # Asked first: a transaction that ends between the two is then either open here, or counts there.
             if self._settings.isolation_level == "read_committed":
                 undecided = self._groups.unstable(group_id)
-            stored = self._offsets().committed(group_id)
+            stored = self._commits.committed()
         for one in unsettled:
             if one in undecided:  # what it would commit is processed already, if it commits
                 continue
@@ -768,14 +771,8 @@ class Consumer:
             reading.stored = committed.offset
             # What another process has appended, and committed, may not be known here yet.
             start = self._fetcher.start(reading.log)
-            end = reading.log.high_watermark
-            if not start <= committed.offset <= end:
-                error = OffsetOutOfRangeError(
-                    "the committed offset is not in the log",
-                    path=reading.log.path,
-                    offset=committed.offset,
-                    expected=f"{start} to {end}",
-                )
+            error = misplaced(reading.log, start, committed)
+            if error is not None:
                 self._fetcher.reset(one, reading, error)
 
     def _begin(self, one: TopicPartition, reading: Reading) -> None:
@@ -800,7 +797,7 @@ class Consumer:
         wanted = self.subscription()
         for topic in wanted:
             self._first_seen.setdefault(topic, self._count(topic))
-        member = self._member
+        member = self._place.member
         if member is None:
             present = frozenset(TopicPartition(topic, n) for topic in wanted for n in range(self._count(topic)))
             self._take_share(present)
@@ -819,13 +816,14 @@ class Consumer:
         mine = frozenset(self._readings)
         if heard is LOST:
             if self._settings.enable_auto_commit:
-                self._tell_uncommitted(self._finished(), "this consumer was removed from its group")
+                self._commits.tell_uncommitted(self._commits.finished(), "this consumer was removed from its group")
             self._set_readings(frozenset())
             self._share = frozenset()
             if self._ownership is not None:
                 self._ownership.forget()
             if mine:
                 self._listener.on_partitions_lost(mine)
+                self._commits.settle()  # refused now; after it has joined again it would count
         elif heard is REJOIN:
             if not member.is_cooperative:
                 self._give_up(mine)
@@ -833,16 +831,18 @@ class Consumer:
             self._take_owned()  # lets go of what it gave up, before it joins
             member.join(self._readings)
         elif isinstance(heard, Share):
+            self._rebalances += 1
             if mine - heard.partitions and member.is_cooperative:
                 member.rejoin()
             self._take_share(heard.partitions)
 
     def _give_up(self, partitions: frozenset[TopicPartition]) -> None:
         """Commits what is finished of them, tells the listener, and reads them no more."""
-        if self._settings.enable_auto_commit and partitions:
-            self._commit_finished()
+        if partitions:
+            self._commits.commit_finished()
         try:
             self._revoke(partitions)
+            self._commits.settle()  # what the listener commits is of the generation that ends
         finally:
             self._set_readings(frozenset(self._readings) - partitions)
 
@@ -862,7 +862,7 @@ class Consumer:
         owned = self._share
         if self._ownership is not None:
             self._is_share_taken = False
-            owned = self._ownership.settle(self._share, self._group_metadata())
+            owned = self._ownership.settle(self._share, self._place.group_metadata())
         added = owned - frozenset(self._readings)
         self._set_readings(owned)
         self._is_share_taken = owned == self._share

@@ -16,17 +16,21 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import attrs
+import numpy as np
 
 from logcore.consumer.membership import TopicPartition
 from logcore.consumer.values import ConsumerSettings, Deserializer
-from logcore.errors import NoOffsetError, OffsetOutOfRangeError
+from logcore.errors import InvalidConfigError, LogTruncatedError, NoOffsetError, OffsetOutOfRangeError
 from logcore.format.columns import RecordColumns
+from logcore.format.grouprecords import Committed
 from logcore.fs import FS
 from logcore.kernels import TopicRecord
 from logcore.log import Log
 from logcore.notices import WARNING, tell
 from logcore.reader import placed_records
 
+#: What one poll of columns takes by default; see Consumer.poll_columns().
+MAX_COLUMN_BYTES: Final = 16 << 20
 #: How long the iteration goes on before it looks after the group.
 _LOOK_WHILE_ITERATING_MS: Final = 100
 #: Records that the iteration reads ahead, and those between two looks at the clock while the loop is fast.
@@ -87,6 +91,7 @@ class Fetcher:
         self._is_read_only = is_read_only
         self.follow: Callable[[Log], object] = Log.refresh if is_shared else _stay
         self._turn = 0  # where the next reading begins
+        self.records = 0  # that were decoded, for the metrics
 
     # -- how far a log goes ------------------------------------------------------------------------------------------
 
@@ -109,20 +114,29 @@ class Fetcher:
                 f"nothing was committed for {one.topic}-{one.partition}",
                 expected='auto_offset_reset="earliest" or "latest", or a commit or a seek',
             )
-        if rule == "earliest" or is_added:
-            reading.place(reading.log.log_start_offset)
-        else:
-            reading.place(self.end(reading.log))
+        if is_added:
+            rule = "earliest"
+        reading.place(self._beginning(reading.log, rule))
+
+    def _beginning(self, log: Log, rule: str) -> int:
+        """Where auto_offset_reset says that reading begins."""
+        if rule == "earliest":
+            return log.log_start_offset
+        end = self.end(log)
+        duration_ms = self._settings.reset_duration_ms
+        if rule == "latest" or duration_ms is None:
+            return end
+        found = log.offset_for_timestamp(self._fs.now_ms() - duration_ms)
+        if found is None:  # all is older
+            return end
+        return min(found, end)
 
     def reset(self, one: TopicPartition, reading: Reading, error: OffsetOutOfRangeError) -> None:
         """The position is not in the log: retention deleted it, or the log was truncated."""
         rule = self._settings.auto_offset_reset
         if rule == "none":
             raise error
-        if rule == "earliest":
-            reading.place(reading.log.log_start_offset)
-        else:
-            reading.place(self.end(reading.log))
+        reading.place(self._beginning(reading.log, rule))
         group = self._settings.group_id
         tell("consumer", WARNING, "group %s continues %s at offset %d: %s", group, one, reading.position, error)
 
@@ -137,18 +151,28 @@ class Fetcher:
         """Whether there is anything to read behind the positions."""
         return any(self._has_records(reading) for reading in list(self._readings.values()))
 
-    def find_columns(self) -> list[Columns]:
-        """What there is now. No position moves, but for those that are not in the log."""
+    def find_columns(self, max_bytes: int) -> list[Columns]:
+        """What there is now, of the partitions in turns, until so many bytes of keys and values were found. No position
+        moves, but for those that are not in the log.
+        """
         found: list[Columns] = []
-        for one, reading in self._readings.items():
+        order = list(self._readings)
+        first = self._turn
+        left = max_bytes
+        for step in range(len(order)):
+            one = order[(first + step) % len(order)]
             try:
-                columns = self._columns(one, reading)
+                columns = self._columns(one, self._readings[one], left)
             except Exception:
                 if found:  # as in poll()
                     break
                 raise
             if columns is not None:
                 found.append(columns)
+                left -= sum(map(_size_bytes, columns.columns))
+                self._turn = (first + step + 1) % len(order)
+            if left <= 0:
+                break
         return found
 
     def take_columns(self, found: list[Columns]) -> dict[TopicPartition, list[RecordColumns]]:
@@ -162,6 +186,7 @@ class Fetcher:
             reading.position = each.end
             if each.columns:
                 taken[each.partition] = each.columns
+                self.records += sum(map(len, each.columns))
         return taken
 
     def opened(self) -> Reading | None:
@@ -289,28 +314,79 @@ class Fetcher:
     def _handed(self, found: list[TopicRecord]) -> list[TopicRecord]:
         """Records as the deserializers give them."""
         settings = self._settings
+        self.records += len(found)
         for name, function in (("key", settings.key_deserializer), ("value", settings.value_deserializer)):
             if function is not None:
                 found = [_with(record, name, function) for record in found]
         return found
 
-    def _columns(self, one: TopicPartition, reading: Reading) -> Columns | None:
+    def _columns(self, one: TopicPartition, reading: Reading, max_bytes: int) -> Columns | None:
         position = reading.position
         if reading.is_paused or position is None:
             return None
         end = self.end(reading.log)
         if position == end:
             return None
+        found: list[RecordColumns] = []
+        size_bytes = 0
         try:
-            found = list(reading.log.scan(position, end, isolation=self._settings.isolation_level))
+            for columns in reading.log.scan(position, end, isolation=self._settings.isolation_level):
+                found.append(columns)
+                size_bytes += _size_bytes(columns)
+                if size_bytes >= max_bytes:
+                    # The rest is found from there on. Only a whole stretch steps over what is at its end and no record.
+                    return Columns(one, position, int(columns.offsets[-1]) + 1, found)
         except OffsetOutOfRangeError as error:
             self.reset(one, reading, error)
             return None
         return Columns(one, position, end, found)
 
 
+def check_columns(timeout_ms: int, max_bytes: int) -> None:
+    """Raises InvalidConfigError."""
+    if timeout_ms < 0 or max_bytes < 1:
+        raise InvalidConfigError(
+            "poll_columns", expected="timeout_ms from 0, max_bytes from 1", found=f"{timeout_ms}, {max_bytes}"
+        )
+
+
+def misplaced(log: Log, start: int, committed: Committed) -> OffsetOutOfRangeError | None:
+    """Why reading cannot go on from what was committed, or None. start: where the log begins."""
+    end = log.high_watermark
+    if not start <= committed.offset <= end:
+        return OffsetOutOfRangeError(
+            "the committed offset is not in the log",
+            path=log.path,
+            offset=committed.offset,
+            expected=f"{start} to {end}",
+        )
+    if committed.leader_epoch < 0:
+        return None
+    epoch_end = log.log_end_offset
+    if committed.leader_epoch <= log.leader_epoch:
+        epoch_end = log.end_of_epoch(committed.leader_epoch)[1]
+    elif committed.offset > start:
+        # The log knows no such epoch: all of it was cut off.
+        epoch_end = -1
+    if epoch_end >= committed.offset:
+        return None
+    return LogTruncatedError(
+        f"the log was cut below the committed offset: it holds less of leader epoch {committed.leader_epoch}",
+        path=log.path,
+        offset=committed.offset,
+        expected=f"an epoch that ends at {committed.offset} or later",
+        found="no such epoch" if epoch_end < 0 else f"its end at {epoch_end}",
+    )
+
+
 def _stay(log: Log) -> None:
     """This process alone writes the log: there is nothing to follow."""
+
+
+def _size_bytes(columns: RecordColumns) -> int:
+    """Of keys and values; a null has the size -1."""
+    sizes = (columns.key_sizes, columns.value_sizes)
+    return sum(int(each.clip(min=0).sum(dtype=np.int64)) for each in sizes)
 
 
 def _with(record: TopicRecord, name: str, function: Deserializer) -> TopicRecord:

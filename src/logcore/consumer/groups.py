@@ -243,6 +243,12 @@ class Groups:
                 for partition, each in partitions.items()
             }
 
+    def common_protocols(self, group_id: str) -> set[str]:
+        """The assignors that all members of a group know."""
+        with self._lock:
+            group = self._coordinator.get(group_id)
+            return set() if group is None or not group.members else group.common_protocols()
+
     def rewind(self, group_id: str, offsets: Mapping[OffsetKey, Committed]) -> GroupError | None:
         """Commits offsets for a group that has members: they are removed in the same step, join again and begin there.
         So none of their commits can undo it.

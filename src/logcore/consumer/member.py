@@ -21,12 +21,13 @@ from typing import Final
 
 import attrs
 
+from logcore.callbacks import call
 from logcore.consumer.assignors import Assignor
 from logcore.consumer.groups import Answer, Groups
 from logcore.consumer.membership import Member, TopicPartition
 from logcore.consumer.sharedgroups import SharedGroups
 from logcore.coordination.effects import GroupError, Join, Joined, JoinRefused, Sync, Synced
-from logcore.errors import ConsumerStateError, FencedInstanceError, InvalidConfigError
+from logcore.errors import ConsumerStateError, FencedInstanceError, InconsistentGroupError, InvalidConfigError
 from logcore.format.grouprecords import (
     Subscription,
     assignment_value,
@@ -82,6 +83,7 @@ class GroupMember:
         self._syncing: Answer | None = None
         self._is_stable = False
         self._wants_to_join = False
+        self.is_removed = False  # the group has removed it, and it has not joined again
 
     @property
     def is_cooperative(self) -> bool:
@@ -110,7 +112,11 @@ class GroupMember:
         had = -1
         if self._protocol:
             had = self.generation
-        subscription = subscription_value(Subscription(self._topics, None, tuple(sorted(owned)), had))
+        claims = tuple(sorted(owned))
+        protocols = []
+        for name, assignor in self._assignors.items():
+            told = Subscription(self._topics, self._user_data(assignor), claims, had)
+            protocols.append((name, subscription_value(told)))
         request = Join(
             group_id=self.group_id,
             member_id=self.member_id,
@@ -118,7 +124,7 @@ class GroupMember:
             client_id=self._client_id,
             client_host=f"/pid-{os.getpid()}",
             protocol_type=_TYPE,
-            protocols=tuple((name, subscription) for name in self._assignors),
+            protocols=tuple(protocols),
             session_timeout_ms=self._interval_ms,
             rebalance_timeout_ms=self._interval_ms,
             takes_id_first=False,
@@ -128,6 +134,18 @@ class GroupMember:
         self._is_stable = False
         self._syncing = None
         self._joining = self._groups.join(request)
+
+    def _user_data(self, assignor: Assignor) -> bytes | None:
+        """What an assignor of the user's says of this member. Raises InvalidConfigError."""
+        ask = getattr(assignor, "subscription_user_data", None)
+        found = None if ask is None else ask(self._topics)
+        if found is not None and not isinstance(found, bytes):
+            raise InvalidConfigError(
+                f"subscription_user_data() of the assignor {assignor.name!r}",
+                expected="bytes or None",
+                found=repr(found),
+            )
+        return found
 
     def leave(self) -> None:
         """Gives its place up; a static member keeps it for a while."""
@@ -145,7 +163,9 @@ class GroupMember:
         self._wants_to_join = True
 
     def step(self) -> Heard | Share | None:
-        """The next thing that the consumer has to know. Raises FencedInstanceError, InvalidConfigError."""
+        """The next thing that the consumer has to know. Raises FencedInstanceError, InconsistentGroupError,
+        InvalidConfigError.
+        """
         if self._joining is not None:
             if not self._joining.is_there:
                 return None
@@ -189,6 +209,7 @@ class GroupMember:
                 return REJOIN
             case GroupError.UNKNOWN_MEMBER_ID | GroupError.ILLEGAL_GENERATION:
                 self._forget()
+                self.is_removed = True
                 return LOST
             case GroupError.FENCED_INSTANCE_ID:
                 raise FencedInstanceError(
@@ -196,8 +217,10 @@ class GroupMember:
                     found=f"{self.instance_id} in group {self.group_id}",
                 )
             case GroupError.INCONSISTENT_GROUP_PROTOCOL:
-                raise InvalidConfigError(
+                common = sorted(self._groups.common_protocols(self.group_id))
+                raise InconsistentGroupError(
                     f"no assignor of this consumer is one that all members of group {self.group_id!r} know",
+                    expected=f"one of {', '.join(common)}" if common else "a group of consumers",
                     found=", ".join(self._assignors),
                 )
             case _:
@@ -212,6 +235,7 @@ class GroupMember:
             return self._refused(result.error)
         self.member_id = result.member_id
         self.generation = result.generation
+        self.is_removed = False
         self._protocol = result.protocol
         self._divided = None
         assignments: Mapping[str, bytes] = {}
@@ -235,9 +259,10 @@ class GroupMember:
         for one in joined.members:
             told = read_subscription(one.metadata) or Subscription(())
             owned = tuple(TopicPartition(*each) for each in told.owned)
-            members.append(Member(one.member_id, frozenset(told.topics), one.instance_id, owned, told.generation))
-        topics = sorted({topic for member in members for topic in member.topics})
-        counts = {topic: self._partitions_of(topic) for topic in topics}
+            topics = frozenset(told.topics)
+            members.append(Member(one.member_id, topics, one.instance_id, owned, told.generation, told.user_data))
+        wanted = sorted({topic for member in members for topic in member.topics})
+        counts = {topic: self._partitions_of(topic) for topic in wanted}
         self._divided = counts
         assignor = self._assignors[joined.protocol]
         found = assignor.assign({topic: count for topic, count in counts.items() if count}, members)
@@ -251,7 +276,11 @@ class GroupMember:
             return self._refused(result)
         self._is_stable = True
         pairs = read_assignment(result.assignment) or ()
-        return Share(frozenset(TopicPartition(*pair) for pair in pairs))
+        partitions = frozenset(TopicPartition(*pair) for pair in pairs)
+        hear = getattr(self._assignors.get(self._protocol), "on_assignment", None)
+        if hear is not None:
+            call(hear, partitions, self.generation)
+        return Share(partitions)
 
 
 def check_assignment(

@@ -26,7 +26,7 @@ def java_order(text: str) -> bytes:
 @attrs.frozen
 class Member:
     """A member of a group. topics: its subscription. owned: what it says it has. generation: of that claim, -1 when it
-    does not say.
+    does not say. user_data: what its assignor says of it besides.
     """
 
     member_id: str
@@ -34,6 +34,7 @@ class Member:
     instance_id: str | None = None
     owned: tuple[TopicPartition, ...] = ()
     generation: int = -1
+    user_data: bytes | None = None
 
     def order(self) -> tuple[bool, bytes]:
         """Static members come first, by their instance ids."""

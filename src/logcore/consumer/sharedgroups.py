@@ -7,6 +7,9 @@ wherever a member lives.
 Rules:
 - Records are on disk before the node that tells of them, and both within one step: no rebalance comes between the check
   of a commit and its append, and no commit of a member that was removed counts.
+- The node does not tell of commits. So a commit is appended within its step and synced behind it, when others may take
+  theirs: threads and processes share a sync. Whoever reads what a group has committed, and each step that stores
+  anything else, brings all that stands before it to the disk first. So nobody goes on from a commit that may be lost.
 - A member whose process has died is removed by whoever looks next; no time-out is waited for. A process shows that it
   lives by the lock of its session. A static member keeps its place until its session times out.
 - A member that lives and does not poll is removed when its session times out, or the rebalance that waits for it, by a
@@ -43,6 +46,8 @@ from logcore.coordination.effects import (
     Joined,
     JoinRefused,
     OffsetKey,
+    OffsetsCommitted,
+    OffsetsPending,
     Reply,
     Result,
     Rules,
@@ -66,6 +71,7 @@ from logcore.registry import FileRegistry
 from logcore.registry.paths import element_name, owner
 from logcore.registry.paths import group_state as _path
 from logcore.registry.protocol import CONSUMERS
+from logcore.settling import Settling
 
 _LONGEST_MS: Final = 2**31 - 1
 #: How often it is looked whether the processes of other members live: a look opens a file of each.
@@ -103,7 +109,9 @@ class SharedGroups:
         self._mine: set[str] = set()  # groups with members of this process
         self._observed = Observations()
         self._looked_ms = 0
+        self._made: set[str] = set()  # groups whose nodes are there
         self._offsets = _Offsets(directory)
+        self._unsynced = Settling(self._lock)
         self._listeners: tuple[Callable[[], None], ...] = ()
         self._boot = registry.boot_id
         self._clock_ms = fs.now_ms() - fs.monotonic_ms()
@@ -195,14 +203,23 @@ class SharedGroups:
         self, who: Committer, offsets: Mapping[OffsetKey, Committed], producer: tuple[int, int] | None = None
     ) -> GroupError | None:
         """Returns when the offsets are on disk, or why they are not."""
+        commit = _Commit(f"{self._session}:{next(self._numbers)}")
 
-        def commit(coordinator: Coordinator, waiter: str, now_ms: int) -> list[Effect]:
+        def ask(coordinator: Coordinator, now_ms: int) -> list[Effect]:
             if producer is None:
-                return coordinator.commit_as(who, offsets, waiter, now_ms)
-            return coordinator.commit_in_transaction_as(who, producer, offsets, waiter)
+                return coordinator.commit_as(who, offsets, commit.waiter, now_ms)
+            return coordinator.commit_in_transaction_as(who, producer, offsets, commit.waiter)
 
-        result: GroupError | None = self.ask(who.group_id, commit).result
-        return result
+        with self._lock:
+            self._change(who.group_id, ask, commit)
+            self._unsynced.add(commit.ends, lambda failures: self._end_commit(who.group_id, commit, failures))
+        self._unsynced.settle()
+        return commit.error
+
+    def _end_commit(self, group_id: str, commit: _Commit, failures: Mapping[Log, LogcoreError]) -> None:
+        """Under the lock: the records are on disk, or may not be."""
+        for failure in failures.values():
+            commit.error = self._fail(group_id, failure)
 
     @contextlib.contextmanager
     def committing(self, who: Committer) -> Generator[GroupError | None]:
@@ -245,6 +262,12 @@ class SharedGroups:
                 for partition, each in partitions.items()
             }
 
+    def common_protocols(self, group_id: str) -> set[str]:
+        """The assignors that all members of a group know."""
+        with self._lock:
+            node = self._peek(group_id)
+            return set() if node is None or not node.group.members else node.group.common_protocols()
+
     def rewind(self, group_id: str, offsets: Mapping[OffsetKey, Committed]) -> GroupError | None:
         """Commits offsets for a group that has members: they are removed in the same step, join again and begin there.
         So none of their commits can undo it.
@@ -278,7 +301,8 @@ class SharedGroups:
                 value = b""
                 with contextlib.suppress(NodeNotFoundError):
                     value = self._registry.get(path).value
-                group = self._opened(group_id, value).group
+                self._offsets.look(group_id)
+                group = self._opened(group_id, GroupNode.unpack(group_id, value) if value else None).group
         return None if group.is_forgotten else group
 
     def all(self) -> list[Group]:
@@ -413,10 +437,8 @@ class SharedGroups:
 
     def step(self, group_id: str, step: Step) -> None:
         """One step of a group: everything between reading its node and writing it. Raises what the registry raises."""
-        path = _path(group_id)
         with self._lock:
-            self._make(group_id)
-            self._registry.update(path, lambda value: self._changed(group_id, value or b"", step))
+            self._change(group_id, step, None)
             node = self._peek(group_id)
             self._note_mine(group_id, node)
             if node is not None:
@@ -424,6 +446,13 @@ class SharedGroups:
                     # From the step on that sets a deadline, and not only from the next look.
                     self._observed.look(node.group, node.timers, self._fs.monotonic_ms())
                 self._fetch(group_id, node)
+
+    def _change(self, group_id: str, step: Step, commit: _Commit | None) -> None:
+        # Whatever update() does for a node that is gone, a commit may be stored twice; other steps may not.
+        if commit is None or group_id not in self._made:
+            self._make(group_id)
+            self._made.add(group_id)
+        self._registry.update(_path(group_id), lambda value: self._changed(group_id, value or b"", step, commit))
 
     def _make(self, group_id: str) -> None:
         """Makes the node. Before the step: update() asks again once it has made outer nodes."""
@@ -434,29 +463,44 @@ class SharedGroups:
             with contextlib.suppress(NodeExistsError):
                 self._registry.create(path)
 
-    def _changed(self, group_id: str, value: bytes, step: Step) -> bytes | None:
-        """The value of the node after a step; under the lock of the group's domain."""
-        node = self._opened(group_id, value)
-        self._clear_mail(node)
+    def _changed(self, group_id: str, value: bytes, step: Step, commit: _Commit | None) -> bytes | None:
+        """The value of the node after a step; under the lock of the group's domain. commit: what the step is, if it is
+        a commit. That looks after nothing else, but for what is due.
+        """
+        node = GroupNode.unpack(group_id, value) if value else None
+        is_quick = commit is not None and node is not None and node.boot == self._boot and not self._due(node)
+        if is_quick:
+            self._offsets.know(group_id)
+        else:
+            self._offsets.look(group_id)
+        node = self._opened(group_id, node)
         coordinator = Coordinator(self.rules, lambda: self._fs.random_bytes(16).hex())
-        run = _Run(node, coordinator, self._fs.monotonic_ms, self._store, self.on_news)
+        run = _Run(node, coordinator, self._fs.monotonic_ms, self._store, self.on_news, commit)
         now_ms = node.clock_ms + self._fs.monotonic_ms()
-        dead = self._dead(node)
-        if dead:
-            gone: list[tuple[str, str | None]] = [(member_id, None) for member_id in dead]
-            run.act(coordinator.leave(group_id, gone, now_ms)[1])
-        for timeout in self._due(node):
-            if node.timers.pop(timeout, None) is not None:
-                run.act(coordinator.timed_out(node.group, timeout, now_ms))
+        if not is_quick:
+            # Nor what became due since: who is removed may leave a group behind that only its offsets keep alive.
+            self._clear_mail(node)
+            self._look_after(node, coordinator, run, now_ms)
+        deadlines = {member.member_id: member.deadline_ms for member in node.group.members.values()}
         run.act(step(coordinator, now_ms))
+        if is_quick:
+            _keep_deadlines(node.group, deadlines)
         run.note_sessions()
         packed = node.pack()
         return None if packed == value else packed
 
-    def _opened(self, group_id: str, value: bytes) -> GroupNode:
+    def _look_after(self, node: GroupNode, coordinator: Coordinator, run: _Run, now_ms: int) -> None:
+        """Removes the members of processes that have died, and does what is due."""
+        dead = self._dead(node)
+        if dead:
+            gone: list[tuple[str, str | None]] = [(member_id, None) for member_id in dead]
+            run.act(coordinator.leave(node.group.group_id, gone, now_ms)[1])
+        for timeout in self._due(node):
+            if node.timers.pop(timeout, None) is not None:
+                run.act(coordinator.timed_out(node.group, timeout, now_ms))
+
+    def _opened(self, group_id: str, node: GroupNode | None) -> GroupNode:
         """The node, or what the log says of the group where there is none of this boot."""
-        node = GroupNode.unpack(group_id, value) if value else None
-        self._offsets.look(group_id)
         offsets = self._offsets.of(group_id)
         stored = self._offsets.group(group_id)
         # A process that had the directory for itself, or a broker, goes on by the log alone.
@@ -486,18 +530,36 @@ class SharedGroups:
             if not is_wanted:
                 del node.mail[waiter]
 
-    def _store(self, group_id: str, store: Store) -> GroupError | None:
-        """Appends records, and returns when they are on disk."""
+    def _store(self, group_id: str, store: Store, commit: _Commit | None) -> GroupError | None:
+        """Appends records, and returns when they are on disk; those of a commit are synced behind the step."""
         now_ms = self._fs.now_ms()
         rows: list[RecordInput] = [(key, value, (), now_ms) for key, value in store.records]
         try:
             log = self._offsets.log(group_id)
-            append(log, rows, store.producer, "disk")
+            if commit is None:
+                append(log, rows, store.producer, "disk")
+            else:
+                receipt = append(log, rows, store.producer, "os")
+                commit.ends[log] = receipt.last_offset + 1
         except (LogcoreError, OSError) as error:
-            self.failure = error
-            tell("groups", ERROR, "%s: a record of group %r was not stored: %s", OFFSETS_TOPIC, group_id, error)
-            return GroupError.COORDINATOR_NOT_AVAILABLE
+            return self._fail(group_id, error)
         return None
+
+    def _fail(self, group_id: str, error: Exception) -> GroupError:
+        """Notes that a record was not stored."""
+        self.failure = error
+        tell("groups", ERROR, "%s: a record of group %r was not stored: %s", OFFSETS_TOPIC, group_id, error)
+        return GroupError.COORDINATOR_NOT_AVAILABLE
+
+
+def _keep_deadlines(group: Group, before: Mapping[str, int]) -> None:
+    """A session is renewed once a good part of it has passed, as in heartbeat(). So most commits leave the node as it
+    is, and wake nobody who watches it.
+    """
+    for member_id, deadline_ms in before.items():
+        member = group.members.get(member_id)
+        if member is not None and member.deadline_ms - deadline_ms < member.session_timeout_ms // _RENEW_PART:
+            member.deadline_ms = deadline_ms
 
 
 def living_members(registry: FileRegistry, group_id: str) -> list[str]:
@@ -558,22 +620,38 @@ def _turned_away(group: Group) -> dict[str, Result]:
     return answers
 
 
+@attrs.define
+class _Commit:
+    """A commit under way. error: why it was refused, or not stored. ends: how far each log has to be on disk."""
+
+    waiter: str
+    error: GroupError | None = None
+    ends: dict[Log, int] = attrs.Factory(dict)
+
+    def is_meant_by(self, store: Store) -> bool:
+        return isinstance(store.then, OffsetsCommitted | OffsetsPending) and store.then.waiter == self.waiter
+
+
 class _Run:
-    """Carries out the effects of one step on a node. store: appends records, and returns why it could not."""
+    """Carries out the effects of one step on a node. store: appends records, and returns why it could not. commit: what
+    the step is, if it is a commit; nobody else waits for its answer.
+    """
 
     def __init__(
         self,
         node: GroupNode,
         coordinator: Coordinator,
         monotonic_ms: Callable[[], int],
-        store: Callable[[str, Store], GroupError | None],
+        store: Callable[[str, Store, _Commit | None], GroupError | None],
         on_news: Callable[[Effect], None],
+        commit: _Commit | None,
     ) -> None:
         self._node = node
         self._coordinator = coordinator
         self._monotonic_ms = monotonic_ms
         self._store = store
         self._on_news = on_news
+        self._commit = commit
         self._effects: deque[Effect] = deque()
         if not node.group.is_unused:
             coordinator.adopt(node.group)
@@ -581,16 +659,20 @@ class _Run:
     def act(self, effects: Iterable[Effect]) -> None:
         """Carries out effects, behind those that came before them."""
         node = self._node
+        commit = self._commit
         self._effects.extend(effects)
         while self._effects:
             match self._effects.popleft():
+                case Reply(str() as waiter, None | GroupError() as error) if commit and waiter == commit.waiter:
+                    commit.error = error
                 case Reply(str() as waiter, result):
                     node.mail[waiter] = result
                     if isinstance(result, Joined):
                         node.sessions[result.member_id] = waiter.partition(":")[0]
                 case Store() as store:
                     self._take(store.group)
-                    error = self._store(node.group.group_id, store)
+                    is_mine = commit is not None and commit.is_meant_by(store)
+                    error = self._store(node.group.group_id, store, commit if is_mine else None)
                     now_ms = node.clock_ms + self._monotonic_ms()
                     self._effects.extend(self._coordinator.stored(store, error, now_ms))
                 case At(group, timeout, at_ms):
@@ -637,6 +719,11 @@ class _Offsets:
     def _opened(self, number: int) -> Log:
         log = self._directory.partition(OFFSETS_TOPIC, number)
         return self._directory.open_again(OFFSETS_TOPIC, number) if log.has_failed else log
+
+    def know(self, group_id: str) -> None:
+        """As look(), once: for steps that need not know what was added since."""
+        if OFFSETS_TOPIC in self._directory and self._number(group_id) not in self._found:
+            self.look(group_id)
 
     def look(self, group_id: str) -> None:
         """Reads what was added to the group's log. All of it is on disk then."""

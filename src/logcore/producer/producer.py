@@ -27,6 +27,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
+from logcore.callbacks import call
 from logcore.coordination.transactioneffects import NO_TIMEOUT
 from logcore.errors import (
     BufferFullError,
@@ -48,7 +49,7 @@ from logcore.notices import ERROR, tell
 from logcore.producer import bulk
 from logcore.producer.accumulator import HEADER_BYTES, Accumulator, Columns, Queue, Row
 from logcore.producer.coordinator import TransactionCoordinator
-from logcore.producer.futures import Delivery, RecordFuture, Teller, call
+from logcore.producer.futures import Delivery, RecordFuture, Teller
 from logcore.producer.partitioners import Draw
 from logcore.producer.routing import Directory as RoutingDirectory
 from logcore.producer.routing import Routes

@@ -2,21 +2,19 @@
 
 Rules:
 - Settings have the names of Kafka's Java client, with underscores. They are checked when they are given.
-- `config=` takes Kafka's dotted names too, so that a configuration can be shared with a client of a real Kafka: what
-  needs a network is passed over there, with one warning.
+- `config=` takes Kafka's dotted names too; see clientconfig.py.
 
 Nothing here sends or waits.
 """
 
 from __future__ import annotations
 
-import difflib
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypedDict
 
 import attrs
 
+from logcore.clientconfig import Vocabulary, words
 from logcore.coordination.transactions import MAX_TIMEOUT_MS
 from logcore.errors import InvalidConfigError
 from logcore.format.compression import codec_named
@@ -151,16 +149,11 @@ class TransactionOptions(ProducerOptions, total=False):
 #: acks -> what a result waits for. Kafka writes them as numbers or as text.
 _ACKS: Final[Mapping[object, Literal[0, 1, -1]]] = {0: 0, 1: 1, -1: -1, "0": 0, "1": 1, "-1": -1, "all": -1}
 _LEVELS: Final[Mapping[str, Literal[1, -1]]] = {"os": 1, "disk": -1}
-#: Settings of Kafka's producer that need a network, or threads of their own.
-_NETWORK: Final = """
-    bootstrap_servers metadata_max_age_ms metadata_max_idle_ms request_timeout_ms connections_max_idle_ms
-    max_in_flight_requests_per_connection receive_buffer_bytes send_buffer_bytes reconnect_backoff_ms
-    reconnect_backoff_max_ms socket_connection_setup_timeout_ms socket_connection_setup_timeout_max_ms
-    client_dns_lookup metadata_recovery_strategy enable_metrics_push metric_reporters metrics_num_samples
-    metrics_recording_level metrics_sample_window_ms retries security_protocol security_providers
-    partitioner_adaptive_partitioning_enable partitioner_availability_timeout_ms statistics_interval_ms
-"""
-_NETWORK_PREFIXES: Final = ("ssl_", "sasl_", "broker_", "socket_", "topic_metadata_")
+#: Settings of Kafka's producer alone that need a network, or threads of their own.
+_NETWORK: Final = words("""
+    max_in_flight_requests_per_connection retries partitioner_adaptive_partitioning_enable
+    partitioner_availability_timeout_ms
+""")
 #: librdkafka's names, and the seeds'.
 _OTHER_NAMES: Final = {
     "queue_buffering_max_ms": "linger_ms",
@@ -283,8 +276,7 @@ class ProducerSettings:
         return self.enable_idempotence
 
 
-#: The settings by their names.
-NAMES: Final = tuple(field.name for field in attrs.fields(ProducerSettings))
+_VOCABULARY: Final = Vocabulary(ProducerSettings, _NETWORK, _OTHER_NAMES, kept=frozenset({"acks"}))
 
 
 def chosen_settings(config: Mapping[str, object] | None, given: Mapping[str, Any]) -> ProducerSettings:
@@ -292,28 +284,12 @@ def chosen_settings(config: Mapping[str, object] | None, given: Mapping[str, Any
 
     durability="os" or "disk" stands for acks 1 or all.
     """
-    chosen: dict[str, Any] = {}
-    passed_over = []
-    for dotted, value in (config or {}).items():
-        name = str(dotted).replace(".", "_")
-        name = _OTHER_NAMES.get(name, name)
-        if _is_of_network(name):
-            passed_over.append(str(dotted))
-            continue
-        if name not in NAMES:
-            raise _unknown(str(dotted), [one.replace("_", ".") for one in NAMES])
-        chosen[name] = _typed(name, value)
-    if passed_over:
-        what = f"settings that need a network are passed over: {', '.join(sorted(passed_over))}"
-        warnings.warn(what, UserWarning, stacklevel=4)
+    chosen = _VOCABULARY.of_config(config)
     for name, value in given.items():
         if name == "durability":
             chosen["acks"] = _acks_of(value, "acks" in given)
             continue
-        if _is_of_network(name):
-            raise InvalidConfigError(f"{name} needs a network; leave it out", expected=f"one of {', '.join(NAMES)}")
-        if name not in NAMES:
-            raise _unknown(name, NAMES)
+        _VOCABULARY.check_keyword(name)
         chosen[name] = value
     return ProducerSettings(**chosen)
 
@@ -327,32 +303,3 @@ def _acks_of(durability: object, has_acks: bool) -> Literal[1, -1]:
     if found is None:
         raise InvalidConfigError("durability", expected="'os' or 'disk'", found=repr(durability))
     return found
-
-
-def _is_of_network(name: str) -> bool:
-    return name in _NETWORK.split() or name.startswith(_NETWORK_PREFIXES)
-
-
-def _unknown(name: str, known: Iterable[str]) -> InvalidConfigError:
-    nearest = difflib.get_close_matches(name, list(known), 1)
-    return InvalidConfigError(f"unknown setting {name!r}", expected=nearest[0] if nearest else ", ".join(known))
-
-
-def _typed(name: str, value: object) -> object:
-    """A value from a configuration, where numbers and flags may be text."""
-    if not isinstance(value, str):
-        return value
-    kind = str(getattr(attrs.fields(ProducerSettings), name).type)
-    if name == "acks" or kind not in _FROM_TEXT:
-        return value
-    if "bool" in kind:
-        if value.lower() not in ("true", "false"):
-            raise InvalidConfigError(name, expected="true or false", found=repr(value))
-        return value.lower() == "true"
-    try:
-        return int(value)
-    except ValueError:
-        raise InvalidConfigError(name, expected="a whole number", found=repr(value)) from None
-
-
-_FROM_TEXT: Final = frozenset({"int", "int | None", "bool", "bool | None"})

@@ -1,0 +1,106 @@
+"""Configurations of clients by Kafka's dotted names, as producers and consumers of a directory take them.
+
+Rules:
+- `config=` takes dotted names, so that a configuration can be shared with a client of a real Kafka. What needs a
+  network is passed over there, with one warning; as a keyword it is refused.
+- An unknown name is an error, which names the nearest known one.
+
+Nothing here knows what a setting means (producer/values.py, consumer/values.py).
+"""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import attrs
+
+from logcore.errors import InvalidConfigError
+
+#: Settings of both of Kafka's clients that need a network, or threads of their own.
+_NETWORK: Final = """
+    bootstrap_servers metadata_max_age_ms metadata_max_idle_ms request_timeout_ms connections_max_idle_ms
+    receive_buffer_bytes send_buffer_bytes reconnect_backoff_ms reconnect_backoff_max_ms
+    socket_connection_setup_timeout_ms socket_connection_setup_timeout_max_ms client_dns_lookup
+    metadata_recovery_strategy enable_metrics_push metric_reporters metrics_num_samples metrics_recording_level
+    metrics_sample_window_ms security_protocol security_providers statistics_interval_ms
+"""
+_PREFIXES: Final = ("ssl_", "sasl_", "broker_", "socket_", "topic_metadata_")
+#: Types of settings that a configuration may give as text.
+_FROM_TEXT: Final = frozenset({"int", "int | None", "bool", "bool | None"})
+
+
+def words(text: str) -> frozenset[str]:
+    """The names in a text."""
+    return frozenset(text.split())
+
+
+@attrs.frozen
+class Vocabulary:
+    """The settings of one kind of client. settings: the attrs class that holds them. network: more names that need a
+    network. renamed: names of other clients -> ours. kept: settings whose text stays text, for their own check.
+    """
+
+    settings: type[Any]
+    network: frozenset[str]
+    renamed: Mapping[str, str]
+    kept: frozenset[str] = frozenset()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(field.name for field in attrs.fields(self.settings))
+
+    def is_of_network(self, name: str) -> bool:
+        return name in self.network or name in _NETWORK.split() or name.startswith(_PREFIXES)
+
+    def check_keyword(self, name: str) -> None:
+        """Raises InvalidConfigError for a keyword that is no setting."""
+        if self.is_of_network(name):
+            expected = f"one of {', '.join(self.names)}"
+            raise InvalidConfigError(f"{name} needs a network; leave it out", expected=expected)
+        if name not in self.names:
+            raise unknown(name, self.names)
+
+    def of_config(self, config: Mapping[str, object] | None) -> dict[str, Any]:
+        """The settings of a configuration by our names. Raises InvalidConfigError. The warning names the line that has
+        called the method whose settings these are; that is four calls up.
+        """
+        chosen: dict[str, Any] = {}
+        passed_over = []
+        for dotted, value in (config or {}).items():
+            name = str(dotted).replace(".", "_")
+            name = self.renamed.get(name, name)
+            if self.is_of_network(name):
+                passed_over.append(str(dotted))
+                continue
+            if name not in self.names:
+                raise unknown(str(dotted), [one.replace("_", ".") for one in self.names])
+            chosen[name] = self._typed(name, value)
+        if passed_over:
+            what = f"settings that need a network are passed over: {', '.join(sorted(passed_over))}"
+            warnings.warn(what, UserWarning, stacklevel=4)
+        return chosen
+
+    def _typed(self, name: str, value: object) -> object:
+        """A value from a configuration, where numbers and flags may be text."""
+        if not isinstance(value, str):
+            return value
+        kind = str(getattr(attrs.fields(self.settings), name).type)
+        if name in self.kept or kind not in _FROM_TEXT:
+            return value
+        if "bool" in kind:
+            if value.lower() not in ("true", "false"):
+                raise InvalidConfigError(name, expected="true or false", found=repr(value))
+            return value.lower() == "true"
+        try:
+            return int(value)
+        except ValueError:
+            raise InvalidConfigError(name, expected="a whole number", found=repr(value)) from None
+
+
+def unknown(name: str, known: Iterable[str]) -> InvalidConfigError:
+    """The error for a setting that there is not, with the nearest one or all."""
+    nearest = difflib.get_close_matches(name, list(known), 1)
+    return InvalidConfigError(f"unknown setting {name!r}", expected=nearest[0] if nearest else ", ".join(known))

@@ -1,0 +1,276 @@
+"""What a consumer commits, and what follows when its group refuses it.
+
+Rules:
+- A commit is on disk when it returns. One of a consumer that lost its partitions is refused and changes nothing.
+- Commits count in the order of their calls. Those of commit_async() wait, and are stored together by whatever comes
+  next: another commit, a look at the group, the end. Nothing else changes the place in the group, so that they are
+  commits of the member that made them. Of several for one partition only the last is written: nobody could have seen
+  the others.
+- Auto-commit stores what is finished, and passes over partitions of which nothing new is.
+- Callbacks run inside calls of the consumer, in the order of the commits.
+- What could not be committed before partitions were given up is reported to the logger, and processed again by the
+  next owner.
+
+Not here: what is finished (fetcher.py), when partitions are given up (consumer.py), and where offsets are stored
+(offsetstores.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import attrs
+
+from logcore.callbacks import call
+from logcore.consumer.fetcher import Reading
+from logcore.consumer.member import GroupMember
+from logcore.consumer.membership import TopicPartition
+from logcore.consumer.offsetstores import OffsetStores
+from logcore.consumer.values import ConsumerSettings, GroupMetadata, OffsetAndMetadata
+from logcore.coordination.effects import Committer, GroupError, OffsetKey
+from logcore.errors import (
+    CommitFailedError,
+    ConsumerStateError,
+    FencedInstanceError,
+    InvalidConfigError,
+    LogcoreError,
+    RebalanceInProgressError,
+    RegistryLockedError,
+)
+from logcore.format.grouprecords import Committed
+from logcore.fs import FS
+from logcore.notices import WARNING, tell
+
+#: What commit_async() was asked for, and None or why it was not done.
+OnCommit = Callable[[Exception | None, Mapping[TopicPartition, OffsetAndMetadata]], object]
+#: How many commits of commit_async() may wait. With a thousand of them a sync of 1 ms costs each 1 us; all else costs a
+#: commit 10 us.
+_MOST_WAITING: Final = 1_000
+#: 68 years; more is meant to be no timeout.
+_LONGEST_SECONDS: Final = 2**31 - 1
+
+
+@attrs.frozen
+class _Waiting:
+    """A commit of commit_async()."""
+
+    offsets: Mapping[TopicPartition, OffsetAndMetadata]
+    callback: OnCommit | None
+
+
+@attrs.define
+class Place:
+    """A consumer's place in its group. member: None while it does not subscribe. is_leaving: the commits that it makes
+    now are its last ones.
+    """
+
+    group_id: str
+    instance_id: str | None
+    member: GroupMember | None = None
+    is_leaving: bool = False
+
+    def group_metadata(self) -> GroupMetadata:
+        if self.member is None:
+            return GroupMetadata(self.group_id, -1, "", None)
+        return GroupMetadata(self.group_id, self.member.generation, self.member.member_id, self.instance_id)
+
+    def committer(self) -> Committer:
+        """Who commits, in which generation."""
+        return Committer(*self.group_metadata(), is_leaving=self.is_leaving)
+
+    def enter_generation(self) -> bool:
+        """See GroupMember.enter_generation()."""
+        return self.member is not None and self.member.enter_generation()
+
+
+class Commits:
+    """The commits of one consumer. readings: what it reads now; stores: None without a group."""
+
+    def __init__(
+        self,
+        fs: FS,
+        settings: ConsumerSettings,
+        readings: Mapping[TopicPartition, Reading],
+        place: Place,
+        stores: OffsetStores | None,
+    ) -> None:
+        self._fs = fs
+        self._settings = settings
+        self._readings = readings
+        self._place = place
+        self._stores = stores
+        self._due_ms = 0  # of auto-commit
+        self.stored = 0  # commits, for the metrics
+        self.refused = 0
+        self._waiting: deque[_Waiting] = deque()  # the oldest first; a loop may add while its thread takes
+
+    def _offsets(self) -> OffsetStores:
+        if self._stores is None:
+            raise ConsumerStateError("this consumer has no group", expected="group_id in LogDir.consumer()", found=None)
+        return self._stores
+
+    def committed(self) -> dict[OffsetKey, Committed]:
+        """All that the group has committed, by whomever."""
+        return self._offsets().committed(str(self._settings.group_id))
+
+    def commit(self, chosen: Mapping[TopicPartition, OffsetAndMetadata], timeout: float | None = None) -> None:
+        """Behind the commits that wait. timeout: seconds for which it is tried again while another process holds the
+        group.
+        """
+        self.settle()
+        self._commit(chosen, timeout)
+
+    def _commit(self, chosen: Mapping[TopicPartition, OffsetAndMetadata], timeout: float | None = None) -> None:
+        """A member that keeps its partitions in a rebalance may commit for the generation that began since it asked for
+        a place there. It enters that first.
+        """
+        error = self._store_in_time(chosen, timeout)
+        is_outdated = error is GroupError.ILLEGAL_GENERATION
+        if is_outdated and self._place.enter_generation():
+            error = self._store_in_time(chosen, timeout)
+        if error is not None:
+            raise self._refusal(error)
+
+    def _store_in_time(
+        self, chosen: Mapping[TopicPartition, OffsetAndMetadata], timeout: float | None
+    ) -> GroupError | None:
+        """Each attempt waits for the lock of the group for as long as the registry does."""
+        until_ms = self._fs.monotonic_ms()
+        if timeout is not None:
+            if not 0 <= timeout <= _LONGEST_SECONDS:
+                raise InvalidConfigError("timeout", expected=f"seconds, 0 to {_LONGEST_SECONDS}", found=repr(timeout))
+            until_ms += int(timeout * 1000)
+        while True:
+            try:
+                return self._store(chosen)
+            except RegistryLockedError:
+                if self._fs.monotonic_ms() >= until_ms:
+                    raise
+
+    def add(self, chosen: Mapping[TopicPartition, OffsetAndMetadata], callback: OnCommit | None) -> bool:
+        """Lets a commit wait. Whether so many wait that settle() is due. Raises ConsumerStateError without a group."""
+        self._offsets()
+        self._waiting.append(_Waiting(dict(chosen), callback))
+        return len(self._waiting) >= _MOST_WAITING
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def settle(self) -> None:
+        """Stores what waits, with one sync, and calls back."""
+        if not self._waiting:
+            return
+        taken: list[_Waiting] = []
+        chosen: dict[TopicPartition, OffsetAndMetadata] = {}
+        while self._waiting:
+            one = self._waiting.popleft()
+            taken.append(one)
+            chosen.update(one.offsets)
+        failure: Exception | None = None
+        try:
+            self._commit(chosen)
+        except (LogcoreError, OSError) as error:
+            failure = error
+            if any(one.callback is None for one in taken):
+                self.tell_uncommitted(chosen, error)
+        for one in taken:
+            if one.callback is not None:
+                call(one.callback, failure, one.offsets)
+
+    def commit_elsewhere(self, chosen: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        """As commit(), in another thread than the one that reads: the place in the group stays as it is."""
+        error = self._store(chosen)
+        if error is not None:
+            raise self._refusal(error)
+
+    def _store(self, chosen: Mapping[TopicPartition, OffsetAndMetadata]) -> GroupError | None:
+        stores = self._offsets()
+        if not chosen:
+            return None
+        member = self._place.member
+        if member is not None and member.is_removed:
+            # It names no member now. In a group that has no others such a commit would count.
+            return GroupError.UNKNOWN_MEMBER_ID
+        now_ms = self._fs.now_ms()
+        rows: dict[OffsetKey, Committed] = {
+            one: Committed(each.offset, each.leader_epoch, each.metadata, now_ms) for one, each in chosen.items()
+        }
+        error = stores.commit(self._place.committer(), rows)
+        if error is not None:
+            self.refused += 1
+            return error
+        self.stored += 1
+        for one, each in chosen.items():
+            reading = self._readings.get(one)
+            if reading is not None:
+                reading.stored = each.offset
+        for interceptor in self._settings.interceptors:
+            call(interceptor.on_commit, chosen)
+        return None
+
+    def _refusal(self, error: GroupError) -> Exception:
+        group = f"of group {self._settings.group_id!r}"
+        match error:
+            case GroupError.REBALANCE_IN_PROGRESS:
+                return RebalanceInProgressError(f"the partitions {group} are being divided: poll, then commit again")
+            case GroupError.FENCED_INSTANCE_ID:
+                return FencedInstanceError(f"another consumer took the place of this one {group}")
+            case GroupError.UNKNOWN_MEMBER_ID | GroupError.ILLEGAL_GENERATION:
+                return CommitFailedError(
+                    f"this consumer is no member {group} any more, or of an older generation; it did not poll within "
+                    f"max_poll_interval_ms={self._settings.max_poll_interval_ms}, or the group has members and this "
+                    "consumer is none of them"
+                )
+            case _:
+                failed = CommitFailedError(f"offsets {group} were not stored: {error.name}")
+                failed.__cause__ = self._offsets().groups.failure
+                return failed
+
+    def finished(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What auto-commit has to store."""
+        return {
+            one: OffsetAndMetadata(reading.finished)
+            for one, reading in self._readings.items()
+            if reading.finished is not None and reading.finished != reading.stored
+        }
+
+    def commit_finished(self, timeout: float | None = None) -> None:
+        """Before partitions are given up. If the group refuses it, the next owner processes it again.
+
+        A disk that fails is reported by groups.py.
+        """
+        if self._stores is None:
+            return
+        self.settle()
+        if not self._settings.enable_auto_commit:
+            return
+        chosen = self.finished()
+        try:
+            self._commit(chosen, timeout)
+        except (CommitFailedError, RebalanceInProgressError, FencedInstanceError) as error:
+            self.tell_uncommitted(chosen, error)
+
+    def tell_uncommitted(self, chosen: Mapping[TopicPartition, OffsetAndMetadata], reason: object) -> None:
+        """Reports what is processed, and comes again."""
+        group_id = self._settings.group_id
+        for one, each in chosen.items():
+            text = "group %s: %s was processed up to offset %d, which is not committed: %s"
+            tell("consumer", WARNING, text, group_id, one, each.offset, reason)
+
+    def commit_when_due(self) -> None:
+        """The commits of auto-commit, every auto_commit_interval_ms."""
+        settings = self._settings
+        if self._stores is None or not settings.enable_auto_commit:
+            return
+        now_ms = self._fs.monotonic_ms()
+        if not self._due_ms:
+            self._due_ms = now_ms + settings.auto_commit_interval_ms
+        if now_ms >= self._due_ms:
+            self._due_ms = now_ms + settings.auto_commit_interval_ms
+            # What is refused now is stored before the partitions are given up.
+            with contextlib.suppress(CommitFailedError, RebalanceInProgressError, FencedInstanceError):
+                self.commit(self.finished())

@@ -1,0 +1,321 @@
+"""Commits of consumers: their order, those that wait, callbacks, interceptors, who may commit what."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import logcore
+from logcore.consumer import Consumer, ConsumerRecords, OffsetAndMetadata, RebalanceListener, TopicPartition
+from logcore.consumer.commits import _MOST_WAITING
+from logcore.consumer.sharedgroups import SharedGroups
+from logcore.errors import CommitFailedError, ConsumerStateError, InvalidConfigError, RegistryLockedError
+from logcore.logdir import LogDir
+from logcore.names import OFFSETS_TOPIC
+from logcore.testing import SimulatedDisk
+
+ONE = TopicPartition("t", 0)
+TWO = TopicPartition("t", 1)
+SETTINGS: dict[str, Any] = {"group_id": "g", "auto_offset_reset": "earliest", "enable_auto_commit": False}
+
+
+class Heard:
+    """A callback that keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str | None, dict[int, int]]] = []
+
+    def __call__(self, error: Exception | None, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        name = None if error is None else type(error).__name__
+        self.told.append((name, {one.partition: each.offset for one, each in offsets.items()}))
+
+
+@pytest.fixture(params=["alone", "shared"])
+def data(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LogDir]:
+    with logcore.open_dir(tmp_path / "data", create=True, shared=request.param == "shared") as directory:
+        directory.create_topic("t", 2)
+        for number in range(10):
+            directory.append("t", b"%d" % number, partition=0)
+        yield directory
+
+
+def joined(data: LogDir, **given: Any) -> Consumer:
+    consumer = data.consumer(**{**SETTINGS, **given})
+    consumer.subscribe(["t"])
+    while not consumer.assignment():
+        consumer.poll(1, 1)
+    return consumer
+
+
+def stored(data: LogDir) -> int | None:
+    return data.committed_offsets("t", 0).get("g")
+
+
+def test_commits_that_wait_are_stored_together_and_in_order(data: LogDir) -> None:
+    heard = Heard()
+    with joined(data) as consumer:
+        consumer.commit({ONE: 0})
+        log = data.partition(OFFSETS_TOPIC, 0)
+        before = log.statistics().syncs
+        for offset in (1, 4, 2):
+            consumer.commit_async({ONE: offset}, heard)
+        consumer.commit_async({TWO: 0})
+        assert (heard.told, stored(data)) == ([], 0), "nothing is called outside the consumer's methods"
+        consumer.poll()
+        assert heard.told == [(None, {0: 1}), (None, {0: 4}), (None, {0: 2})]
+        assert stored(data) == 2, "the last call counts"
+        assert log.statistics().syncs == before + 1
+
+
+def test_a_commit_comes_behind_those_that_wait(data: LogDir) -> None:
+    heard = Heard()
+    with joined(data) as consumer:
+        consumer.commit_async({ONE: 7}, heard)
+        consumer.commit({ONE: 3})
+        assert (heard.told, stored(data)) == ([(None, {0: 7})], 3)
+
+
+def test_auto_commit_comes_behind_those_that_wait(data: LogDir) -> None:
+    heard = Heard()
+    with joined(data, enable_auto_commit=True, auto_commit_interval_ms=1) as consumer:
+        consumer.seek(ONE, 0)
+        assert consumer.poll(max_records=5).count == 5
+        consumer.commit_async({ONE: 2}, heard)
+    assert (heard.told, stored(data)) == ([(None, {0: 2})], 5)
+
+
+def test_many_that_wait_are_not_left_waiting(data: LogDir) -> None:
+    heard = Heard()
+    with joined(data) as consumer:
+        for offset in range(_MOST_WAITING):
+            assert not heard.told
+            consumer.commit_async({ONE: offset}, heard)
+        assert len(heard.told) == _MOST_WAITING
+        assert stored(data) == _MOST_WAITING - 1
+
+
+@pytest.mark.parametrize("end", ["close", "unsubscribe", "error", "assign"])
+def test_what_waits_is_stored_at_the_end(data: LogDir, end: str) -> None:
+    heard = Heard()
+    with contextlib.suppress(ZeroDivisionError), joined(data) as consumer:
+        if end == "assign":
+            consumer.unsubscribe()
+            consumer.assign([ONE])
+        consumer.commit_async({ONE: 6}, heard)
+        if end == "error":
+            raise ZeroDivisionError
+        if end == "assign":
+            consumer.assign([TWO])
+        elif end == "unsubscribe":
+            consumer.unsubscribe()
+        else:
+            consumer.close()
+    assert (heard.told, stored(data)) == ([(None, {0: 6})], 6)
+
+
+def test_the_positions_are_those_of_the_call(data: LogDir) -> None:
+    with joined(data) as consumer:
+        consumer.seek(ONE, 0)
+        assert consumer.poll(max_records=5).count == 5
+        consumer.commit_async()
+        assert consumer.poll(max_records=5).count == 5
+        assert stored(data) == 5
+
+
+def test_a_callback_may_commit_and_what_it_raises_disturbs_nothing(
+    data: LogDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", reported.append)
+    heard = Heard()
+    with joined(data) as consumer:
+
+        def go_on(error: Exception | None, offsets: object) -> None:
+            consumer.commit({ONE: 8})
+            raise ZeroDivisionError
+
+        consumer.commit_async({ONE: 5}, go_on)
+        consumer.commit_async({ONE: 6}, heard)
+        consumer.poll()
+        assert stored(data) == 8
+        assert heard.told == [(None, {0: 6})]
+        assert len(reported) == 1
+
+
+def test_a_commit_of_a_listener_is_of_the_generation_that_ends(data: LogDir) -> None:
+    """Stored with the next call it would be one of the next generation, when another may have committed more."""
+
+    class Late(RebalanceListener):
+        def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+            first.commit_async(dict.fromkeys(partitions, 9), heard)
+
+    heard = Heard()
+    first = data.consumer(**SETTINGS, assignors=["range"])
+    first.subscribe(["t"], listener=Late())
+    while not first.assignment():
+        first.poll(1, 1)
+    other = data.consumer(**SETTINGS, assignors=["range"])
+    other.subscribe(["t"])
+    while not heard.told:
+        other.poll(1, 1)
+        first.poll(1, 1)
+    assert heard.told[0] == (None, {0: 9, 1: 9})
+    first.close()
+    other.close()
+
+
+def test_who_was_removed_commits_nothing_when_the_group_is_empty_again() -> None:
+    """A commit that names no member counts in a group without members; this one names none once it was removed."""
+
+    class Stubborn(RebalanceListener):
+        def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
+            for commit in (slow.commit, slow.commit_async):
+                try:
+                    commit({ONE: 1})
+                except CommitFailedError:
+                    refused.append(commit)
+
+    refused: list[object] = []
+    disk = SimulatedDisk()
+    with logcore.open_dir("/data", create=True, fs=disk) as data:
+        data.create_topic("t", 2)
+        slow = data.consumer(**SETTINGS, max_poll_interval_ms=1_000)
+        slow.subscribe(["t"], listener=Stubborn())
+        while not slow.assignment():
+            slow.poll()
+        disk.advance(2_000)
+        other = data.consumer(**SETTINGS)
+        other.subscribe(["t"])
+        while not other.assignment():
+            other.poll()
+        other.commit({ONE: 5})
+        other.close()
+        slow.poll()
+        assert refused == [slow.commit]
+        slow.poll()
+        assert stored(data) == 5
+        slow.close()
+
+
+def test_a_refusal_is_told_to_every_callback(data: LogDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = Heard()
+    with joined(data) as consumer:
+        assert consumer._place.member is not None
+        monkeypatch.setattr(consumer._place.member, "generation", 99)
+        consumer.commit_async({ONE: 1}, heard)
+        consumer.commit_async({TWO: 1}, heard)
+        with pytest.raises(CommitFailedError):
+            consumer.commit({ONE: 2})
+        assert heard.told == [("CommitFailedError", {0: 1}), ("CommitFailedError", {1: 1})]
+        assert stored(data) is None
+
+
+def test_a_refusal_that_nobody_hears_is_said_to_the_logger(
+    data: LogDir, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with joined(data) as consumer:
+        assert consumer._place.member is not None
+        monkeypatch.setattr(consumer._place.member, "generation", 99)
+        consumer.commit_async({ONE: 1})
+        consumer.poll()
+        assert "processed up to offset 1, which is not committed" in caplog.text
+
+
+def test_a_member_commits_for_topics_that_it_subscribes_to(data: LogDir) -> None:
+    data.create_topic("u")
+    with joined(data) as consumer:
+        for commit in (consumer.commit, consumer.commit_async):
+            with pytest.raises(CommitFailedError, match=r"subscribes to.*some of t, found u"):
+                commit({("u", 0): 1})
+            with pytest.raises(InvalidConfigError):
+                commit({ONE: -1})
+        for timeout in (-1, float("nan"), float("inf")):
+            with pytest.raises(InvalidConfigError, match=r"timeout.*seconds"):
+                consumer.commit({ONE: 1}, timeout)
+        consumer.unsubscribe()
+        consumer.commit({("u", 0): 1})
+    with data.consumer() as consumer, pytest.raises(ConsumerStateError, match="no group"):
+        consumer.commit_async({ONE: 1})
+
+
+def test_a_commit_is_tried_again_until_its_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process keeps the lock of the group twice, and then for ever."""
+    tries: list[int] = []
+    commit = SharedGroups.commit
+
+    def locked(self: SharedGroups, *given: Any) -> Any:
+        tries.append(1)
+        if len(tries) in (1, 2) or len(tries) > 3:
+            disk.advance(400)
+            raise RegistryLockedError("another process changes the group")
+        return commit(self, *given)
+
+    disk = SimulatedDisk({"data": None})
+    with logcore.open_dir("data", create=True, shared=True, fs=disk) as data:
+        data.create_topic("t", 2)
+        consumer = joined(data)
+        monkeypatch.setattr(SharedGroups, "commit", locked)
+        consumer.commit({ONE: 1}, timeout=1)
+        assert len(tries) == 3
+        assert stored(data) == 1
+        with pytest.raises(RegistryLockedError):
+            consumer.commit({ONE: 2}, timeout=1)
+        assert len(tries) == 6
+        with pytest.raises(RegistryLockedError):
+            consumer.commit({ONE: 2})
+        assert len(tries) == 7, "without a timeout once"
+        monkeypatch.undo()
+        consumer.close(timeout=1)
+
+
+class Loud:
+    """Says so in each value, leaves out every second record, and counts commits."""
+
+    def __init__(self) -> None:
+        self.committed: list[dict[int, int]] = []
+
+    def on_consume(self, records: ConsumerRecords) -> ConsumerRecords:
+        kept = {
+            one: [each._replace(value=bytes(each.value or b"") + b"!") for each in records[one] if each.offset % 2]
+            for one in records
+        }
+        return ConsumerRecords({one: rows for one, rows in kept.items() if rows})
+
+    def on_commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        self.committed.append({one.partition: each.offset for one, each in offsets.items()})
+
+
+class Broken:
+    def on_consume(self, records: ConsumerRecords) -> ConsumerRecords:
+        raise ZeroDivisionError
+
+    def on_commit(self, offsets: object) -> None:
+        raise ZeroDivisionError
+
+
+def test_interceptors_see_what_is_handed_out_and_committed(data: LogDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", reported.append)
+    loud = Loud()
+    with joined(data, interceptors=[loud, Broken()], consumer_timeout_ms=0) as consumer:
+        consumer.seek(ONE, 0)
+        assert [record.value for record in consumer.poll(max_records=4).records(ONE)] == [b"1!", b"3!"]
+        assert consumer.position(ONE) == 4, "behind those that were left out, too"
+        assert [record.value for record in consumer] == [b"5!", b"7!", b"9!"]
+        reported.clear()
+        consumer.commit()
+        assert (loud.committed, len(reported)) == ([{0: 10, 1: 0}], 1)
+
+
+def test_records_of_one_partition(data: LogDir) -> None:
+    with joined(data) as consumer:
+        consumer.seek(ONE, 0)
+        found = consumer.poll(max_records=2)
+        assert found.partitions() == [ONE]
+        assert [record.offset for record in found.records(("t", 0))] == [0, 1]
+        assert list(found.records(TWO)) == []
