@@ -152,8 +152,13 @@ def test_a_commit_of_a_listener_is_of_the_generation_that_ends(data: LogDir) -> 
 
     class Late(RebalanceListener):
         def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-            first.commit_async(dict.fromkeys(partitions, 9), heard)
+            first.commit_async(dict.fromkeys(partitions, 9), hear)
 
+    def hear(error: Exception | None, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        heard(error, offsets)
+        has.append(first.assignment())
+
+    has: list[frozenset[TopicPartition]] = []
     heard = Heard()
     first = data.consumer(**SETTINGS, assignors=["range"])
     first.subscribe(["t"], listener=Late())
@@ -165,6 +170,7 @@ def test_a_commit_of_a_listener_is_of_the_generation_that_ends(data: LogDir) -> 
         other.poll(1, 1)
         first.poll(1, 1)
     assert heard.told[0] == (None, {0: 9, 1: 9})
+    assert has[0] == {ONE, TWO}, "it has them until the commit is stored"
     first.close()
     other.close()
 
