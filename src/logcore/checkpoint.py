@@ -190,7 +190,7 @@ class OffsetCheckpoints:
     def __init__(
         self, fs: FS, directory: str, *, changing: Callable[[], contextlib.AbstractContextManager[None]] | None = None
     ) -> None:
-        """changing(): keeps other processes that write to the directory away; None where there are none."""
+        """changing(): keeps other processes that write to the directory away; None if there are none."""
         self._fs = fs
         self._directory = directory
         self._changing = changing

@@ -30,7 +30,7 @@ _MOST_LOOKS: Final = 200
 
 @attrs.frozen(kw_only=True)
 class PartitionSummary:
-    """A partition at a glance. Timestamps are -1 where there are none; codecs counts the active segment's batches."""
+    """A partition at a glance. Timestamps are -1 if there are none; codecs counts the active segment's batches."""
 
     path: str
     topic: str

@@ -503,7 +503,7 @@ class LogDir:
     def delete_group(self, group_id: str) -> None:
         """Deletes a consumer group with all that it has committed.
 
-        Raises ConsumerStateError where there is none of that name, while it has members, and where the record of it
+        Raises ConsumerStateError if there is none of that name, while it has members, and where the record of it
         could not be stored; otherwise as consumer() with a group.
         """
         from logcore.consumer.offsetstores import delete

@@ -1,4 +1,4 @@
-"""Watches of directories: inotify where there is one, else looks at the files. A part of fs.py, which hands them out.
+"""Watches of directories: inotify if the system has it, else checks of the files. A part of fs.py, which makes them.
 
 This module reads no content of files.
 """

@@ -146,7 +146,7 @@ class TransactionHost:
         now_ms = self._now_ms
 
         def write(log: Log) -> Receipt:
-            if coordinator.is_over:  # a record before this one failed, and another coordinator reads what is there
+            if coordinator.is_over:  # a record before this one failed, and another coordinator reads the stored records
                 raise LogcoreError("the coordinator of this record is over")
             return log.append(value, key=key, timestamp_ms=now_ms, durability="os")
 

@@ -321,7 +321,7 @@ class _Cluster:
         return ClusterIdentity(self._cluster_id, self.topic_id(name))
 
     def topic_id(self, name: str) -> str:
-        """By the last metadata; "" where there is none."""
+        """By the last metadata; "" if there is none."""
         found = self._topics.get(name)
         topic_id = None
         if found is not None:
@@ -331,7 +331,7 @@ class _Cluster:
         return ""
 
     def _leader(self, key: TopicPartition) -> int:
-        """-1 where there is none now."""
+        """-1 if there is none now."""
         if key not in self._leaders:
             self.metadata([key[0]])
         return self._leaders.get(key, -1)

@@ -30,7 +30,7 @@ class Identity:
     """What tells a log directory, and a topic in it, from others at the same path: on other machines, or later.
 
     directory_id: Kafka's, in meta.properties; "" where Kafka wrote none. cluster_id: from there. topic_id: Kafka's,
-    in partition.metadata, "" where there is none. head: offset and CRC of the log's first batch, where no id is known.
+    in partition.metadata, "" if there is none. head: offset and CRC of the log's first batch, where no id is known.
     """
 
     directory_id: str = ""

@@ -50,7 +50,7 @@ class Origin(Protocol):
         ...
 
     def offsets_at(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-        """For each the first offset of a record that is not older; None where there is none."""
+        """For each the first offset of a record that is not older; None if there is none."""
         ...
 
     def marks(self, one: OffsetRange) -> Marks:

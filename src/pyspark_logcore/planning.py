@@ -113,7 +113,7 @@ def starting_offsets(
 
 
 def _within(options: ReadOptions, origin: Origin, key: TopicPartition, asked: int, bound: Bounds) -> int:
-    """An offset that was asked for, or the next one that is there where losses are allowed."""
+    """An offset that was asked for, or the next one that exists if losses are allowed."""
     if asked < bound.start:
         _report(options, origin, key, f"offset {asked} was asked for, and the log begins at {bound.start}")
         return bound.start

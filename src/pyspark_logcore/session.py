@@ -1,4 +1,4 @@
-"""What a session needs around the source: settings that make it fast, and a Java where there is none.
+"""What a session needs around the source: settings that make it fast, and a Java if none is installed.
 
 This module imports no pyspark and starts nothing.
 """
@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 Builder = TypeVar("Builder")
 
-#: Why each is there is told in docs/spark.md.
+#: docs/spark.md says why each is set.
 SETTINGS: Final = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
@@ -119,7 +119,7 @@ def activate(spark: Any) -> None:
     """Makes a session the one of the calling thread, for writing from other threads than the one that made it.
 
     Spark up to 4.3 looks a Python source up in the session that is active in the thread that writes, and says
-    DATA_SOURCE_NOT_FOUND where there is none. Reading needs no such thing. With Spark Connect there is nothing to do.
+    DATA_SOURCE_NOT_FOUND if there is none. Reading needs no such thing. With Spark Connect there is nothing to do.
     """
     jvm = getattr(spark, "_jvm", None)
     if jvm is not None:

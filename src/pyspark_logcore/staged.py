@@ -46,7 +46,7 @@ class PublishTimeoutError(LogcoreError):
 
 class StagedMessage(WriterCommitMessage):
     """What one task wrote: files that it staged, or pieces that this message carries. query, batch_id: of the stream
-    whose batch this is, None where there is none.
+    whose batch this is, None if there is none.
     """
 
     def __init__(
@@ -166,8 +166,8 @@ class StagedWrite:
 def carry_out(fs: FS, staging: Staging, app_id: str, version: int, txid: str, timeout_seconds: float) -> None:
     """Carries out a published manifest, or waits for the process that holds the directory to do so.
 
-    On an error the manifest has been withdrawn, so that nothing is there; or, if somebody had begun by then, the error
-    says that the write will be there.
+    On an error the manifest has been withdrawn, so that nothing is published. If a process had begun to publish it
+    by then, the error says that the write will be published.
     """
     deadline = time.monotonic() + timeout_seconds
     while True:

@@ -56,7 +56,7 @@ def _readers_and_writers() -> list[Any]:
 
     found = [readwriter.DataFrameReader, readwriter.DataFrameWriter]
     found += [streaming.DataStreamReader, streaming.DataStreamWriter]
-    # Those of Spark Connect are there when a session of it is. Importing them without its packages may end the process.
+    # Those of Spark Connect exist if a session of it exists. Importing them without its packages may end the process.
     for module, names in _CONNECT.items():
         loaded = sys.modules.get(module)
         found += [getattr(loaded, name) for name in names if loaded is not None]

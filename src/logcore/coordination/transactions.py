@@ -9,7 +9,7 @@ Rules (broker reference, sections 3.3 to 3.11; Kafka's TransactionCoordinator):
   all markers before the complete record.
 - A request that meets a record on its way, or markers on their way, waits for them. If markers could not be written, it
   is told to come again.
-- A record that could not be stored may be on disk or not. So its coordinator ends, and another one loads what is there.
+- A record that could not be stored may be on disk or not. So its coordinator ends, and another loads the stored ones.
 - An abort that no client asked for raises the epoch, so that the producer finds itself fenced.
 
 Not here: shapes and codes of the protocol, the log that stores the records, the partitions' own state, which partitions

@@ -35,7 +35,7 @@ class Continuation:
     """Batches that continue a log.
 
     facts: of the batches, an array of layout.BATCH_FACTS whose positions count in the data that was given. epochs: the
-    leader epochs that begin in them. gap_end: the base offset behind the last gap, 0 where there is none.
+    leader epochs that begin in them. gap_end: the base offset behind the last gap, 0 if there is none.
     """
 
     facts: layout.Facts

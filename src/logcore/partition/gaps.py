@@ -344,7 +344,7 @@ def _cut_short(noted: Noted, segment: Segment) -> str:
 
 
 def _seal_of(segment: Segment) -> seals.Seal | None:
-    """The seal of the file that a segment has open, read once; None where there is none that can be understood."""
+    """The seal of the file that a segment has open, read once; None if there is none that can be understood."""
     if segment.state:
         return None  # it is about to replace others, and is the log for milliseconds only
     if not segment.is_seal_known:

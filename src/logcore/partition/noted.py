@@ -37,7 +37,7 @@ class Noted:
 
     directory: the log directory whose checkpoints say log_start, recovery_point, high_watermark and cleaned_to.
     is_listed: whether they know the partition, so that what they do not say was not so. durable_end, epoch_start (where
-    the first leader epoch begins, None where there are none) and notes: of the partition's own files. has_seals:
+    the first leader epoch begins, None if there are none) and notes: of the partition's own files. has_seals:
     whether no other program has loaded the partition since its seals were checked.
     """
 

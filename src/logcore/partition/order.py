@@ -110,7 +110,7 @@ def in_order(facts: layout.Facts, expected: int, limit: int, *, dense_from: int 
 
 
 def end_of(facts: layout.Facts, expected: int) -> int:
-    """The offset behind some batches, expected where there are none."""
+    """The offset behind some batches, expected if there are none."""
     if len(facts):
         return int(facts["last_offset"][-1]) + 1
     return expected

@@ -414,7 +414,7 @@ class Stretch:
                 expected = int(facts["last_offset"][-1]) + 1
         if base <= start and base != expected:
             # This batch or the one before it is damaged. The base offset of the batch behind decides, or the end of the
-            # segment where there is none.
+            # segment if there is none.
             piece = segment.piece(position + behind, 8)
             head = piece.data[piece.at : piece.at + 8]
             following = -1

@@ -86,7 +86,7 @@ class Seal:
 
 
 def read(fs: FS, directory: str, base_offset: int) -> Seal | None:
-    """The seal of a segment, None where there is none that can be understood."""
+    """The seal of a segment, None if there is none that can be understood."""
     content = checkpoint.read(fs, directory, file_name(base_offset, SEAL))
     if content is None:
         return None

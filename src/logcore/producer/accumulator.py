@@ -302,7 +302,7 @@ class Accumulator(AccumulatorFields):
         return max(batch.due_ms, batch.created_ms + self._settings.linger_ms)
 
     def next_ms(self) -> int | None:
-        """When the next batch is ready, or is too old; None where there is none."""
+        """When the next batch is ready, or is too old; None if there is none."""
         fronts = [queue.batches[0] for queue in self.active]
         if not fronts:
             return None

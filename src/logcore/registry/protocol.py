@@ -64,7 +64,7 @@ class Watch(Protocol):
         ...
 
     def fileno(self) -> int:
-        """A descriptor for event loops, readable when something happened: then call wait(0). -1 where there is none.
+        """A descriptor for event loops, readable when something happened: then call wait(0). -1 if there is none.
 
         It may be another one behind each wait().
         """

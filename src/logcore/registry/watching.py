@@ -1,4 +1,4 @@
-"""Watches of a registry of files: inotify on directories, and looks where there is none.
+"""Watches of a registry of files: inotify on directories, and checks of the files if there is no inotify.
 
 Rules:
 - Armed before the first look, and again before the next: a directory that came, went or was replaced is a report.

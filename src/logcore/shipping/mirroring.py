@@ -103,7 +103,7 @@ def check_same_topic(known: str, found: str, name: str) -> None:
 def contradiction(
     own: Mapping[int, Record], end: int, found: Iterable[RemoteRecord], behind: int, *, is_compacted: bool
 ) -> Record | None:
-    """A record below our end that only one side holds, or holds otherwise; None where there is none.
+    """A record below our end that only one side holds, or holds otherwise; None if there is none.
 
     own: our last records by offset, those below what was fetched left out. found: all records there up to behind.
     """

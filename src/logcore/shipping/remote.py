@@ -23,7 +23,7 @@ Partition = tuple[str, int]
 
 class Progress(NamedTuple):
     """How far a partition was shipped. offset: the local offset behind that. witness: of the last record below it, see
-    planning.witness_of(); empty where there is none.
+    planning.witness_of(); empty if there is none.
     """
 
     offset: int
