@@ -109,7 +109,8 @@ def news_of(effect: Effect) -> tuple[str, str, tuple[object, ...]] | None:
         case TargetsChanged() as changed:
             text = "group %s: partitions assigned again: epoch %d, %d members, %s"
             return "formed", text, (shown(changed.group_id), changed.epoch, changed.member_count, changed.assignor)
-    return None
+        case _:
+            return None
 
 
 class Groups:

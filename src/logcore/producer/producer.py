@@ -47,7 +47,7 @@ from logcore.kernels.layout import HeadersInput, RecordInput, Time
 from logcore.kernels.sending import HELD_BYTES, RECORD_BYTES
 from logcore.notices import ERROR, tell
 from logcore.producer import bulk
-from logcore.producer.accumulator import HEADER_BYTES, Accumulator, Columns, Queue, Row
+from logcore.producer.accumulator import HEADER_BYTES, Accumulator, Columns, Queue
 from logcore.producer.coordinator import TransactionCoordinator
 from logcore.producer.futures import Delivery, RecordFuture, Teller
 from logcore.producer.partitioners import Draw
@@ -335,7 +335,7 @@ class Producer(ProducerFields):
                 is_new = True
                 self._routes.refresh(topic)
                 batch = accumulator.begin(queue, self._fs.monotonic_ms())
-            rows: list[Row] = batch.records
+            rows: Any = batch.records  # a list: a batch that is filled holds no columns
             future = RecordFuture(batch.delivery, len(rows), sent_ms, key_size, value_size)
             rows.append((key, value, headers, sent_ms))
             batch.size_bytes += size_bytes

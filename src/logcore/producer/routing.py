@@ -87,6 +87,7 @@ class Routes:
         if route.sticky_bytes >= self._batch_size:
             self._move(route, size_bytes)
         route.sticky_bytes += size_bytes
+        assert route.sticky is not None, "without one the chooser has chosen"
         sticky: Queue = route.sticky
         return sticky
 
