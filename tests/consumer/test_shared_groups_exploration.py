@@ -12,7 +12,7 @@ import pytest
 from logcore.testing.processes import Chances
 from support.groupsharers import Group
 
-ROUNDS = int(os.environ.get("LOGCORE_GROUP_ROUNDS", "4"))
+ROUNDS = int(os.environ.get("LOGCORE_GROUP_ROUNDS", "2"))
 MANY = int(os.environ.get("LOGCORE_GROUP_ROUNDS", "500"))
 LONG = pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3600)], id="many")
 QUIET = Chances(switch=0.3)

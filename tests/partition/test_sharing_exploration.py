@@ -14,7 +14,7 @@ from logcore.testing import Fault, FaultPlan
 from logcore.testing.processes import Chances
 from support.sharers import Sharers
 
-ROUNDS = int(os.environ.get("LOGCORE_SHARING_ROUNDS", "4"))
+ROUNDS = int(os.environ.get("LOGCORE_SHARING_ROUNDS", "3"))
 MANY = int(os.environ.get("LOGCORE_SHARING_ROUNDS", "1000"))
 LONG = pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3600)], id="many")
 QUIET = Chances(switch=0.3)

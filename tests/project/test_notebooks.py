@@ -111,6 +111,7 @@ def test_a_header_that_is_not_utf8_can_be_shown(tmp_path: Path) -> None:
         assert '<td style="text-align: left">?=x</td>' in log.scan()._repr_html_().encode().decode()
 
 
+@pytest.mark.slow  # five seconds of Jupyter
 def test_the_example_notebook_runs_and_plots() -> None:
     nbclient = pytest.importorskip("nbclient")
     nbformat = pytest.importorskip("nbformat")

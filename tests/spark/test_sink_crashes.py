@@ -83,13 +83,18 @@ def explored(stream: Stream, config: str, *, names: Names, limit: int, again_eve
 
 #: So many of the disks are judged that may be left at one moment; the power goes again while one in so many is opened.
 SLICE = ("posix", 1, 60)
-ALL = [
-    pytest.param(names, 200, 5, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]) for names in ("posix", "journal")
-]
+ALL = [("posix", 200, 5), ("journal", 200, 5)]
+LONG = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
-@pytest.mark.parametrize(("names", "limit", "again_every"), [SLICE, *ALL])
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize(
+    ("config", "names", "limit", "again_every"),
+    [
+        ("moved", *SLICE),
+        pytest.param("appended", *SLICE, marks=LONG),
+        *(pytest.param(config, *disks, marks=LONG) for config in CONFIGS for disks in ALL),
+    ],
+)
 def test_each_disk_a_power_cut_may_leave_of_a_stream(
     stream: Stream, config: str, names: Names, limit: int, again_every: int
 ) -> None:

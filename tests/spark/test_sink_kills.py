@@ -146,7 +146,7 @@ def changes_of_a_life(ram: Path, config: str) -> int:
 ALL = pytest.param(1, id="all", marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
 
 
-@pytest.mark.parametrize("step", [pytest.param(47, id="some"), ALL])
+@pytest.mark.parametrize("step", [pytest.param(71, id="some"), ALL])
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_driver_that_is_killed_at_any_change(ram: Path, config: str, step: int) -> None:
     count = changes_of_a_life(ram, config)

@@ -80,6 +80,7 @@ def test_a_stream_goes_on_from_its_checkpoint(spark: SparkSession, data: Path, t
     assert [row[1:] for row in rows] == [(0, offset) for offset in range(30, 37)]
 
 
+@pytest.mark.slow  # test_streams_plain.py has this without a JVM
 def test_a_first_batch_that_fails_loses_no_record(spark: SparkSession, data: Path, tmp_path: Path) -> None:
     offsets: list[int] = []
     fails = [True]
