@@ -314,3 +314,20 @@ def test_a_log_with_one_writer_stays_so(path: Path) -> None:
         assert log.append(b"2").offset == 1
     with pytest.raises(logcore.InvalidConfigError):
         opened(path, replicated=True)
+
+
+def test_partitions_whose_names_have_nearly_the_same_hash_have_turns_of_their_own(tmp_path: Path) -> None:
+    """The first 40 bits of theirs are the same. Whoever gives a byte back gives back all turns that it stands for."""
+    fs = OsFS()
+    keys = [("orders", 882_895), ("orders", 1_311_289)]
+    here = fs.open(str(tmp_path / "lock"), write=True, create=True)
+    elsewhere = fs.open(str(tmp_path / "lock"), write=True)
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+    first, second = [turns.Turn(fs, here, key, str(tmp_path / str(n))) for n, key in enumerate(keys)]
+    assert first.take() and second.take()
+    first.give()
+    others = [turns.Turn(fs, elsewhere, key, str(tmp_path / str(n))) for n, key in enumerate(keys)]
+    assert [one.take(waits=False) for one in others] == [True, False]
+    fs.close(elsewhere)
+    fs.close(here)

@@ -101,8 +101,9 @@ class Turn:
         self._fs = cast(SharedFS, fs)
         self._lock_handle = handle
         # Each partition has four bytes of the lock file by a hash of its name: the turn, publishing, rewriting, and one
-        # spare. With 40 bits, two partitions of a directory are not expected to share a byte.
-        number = int.from_bytes(hashlib.sha256("{}-{}".format(*key).encode()).digest()[:5], "big")
+        # spare. Two partitions must not share a byte: in one process, whoever gives it back would end the other's turn.
+        # With 56 bits that happens in one of a billion directories of 10,000 partitions.
+        number = int.from_bytes(hashlib.sha256("{}-{}".format(*key).encode()).digest()[:7], "big")
         self._byte = PARTITIONS_FROM + 4 * number
         self._path = path
         self._boot = self._fs.boot().boot_id
