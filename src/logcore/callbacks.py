@@ -1,6 +1,6 @@
 """Calls of what a user gave: callbacks and interceptors, whose errors disturb nothing else.
 
-Nothing here knows what they are told.
+This module does not know the arguments of these functions.
 """
 
 from __future__ import annotations

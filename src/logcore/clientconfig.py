@@ -101,6 +101,6 @@ class Vocabulary:
 
 
 def unknown(name: str, known: Iterable[str]) -> InvalidConfigError:
-    """The error for a setting that there is not, with the nearest one or all."""
+    """The error for an unknown setting: it names the nearest known one, or all."""
     nearest = difflib.get_close_matches(name, list(known), 1)
     return InvalidConfigError(f"unknown setting {name!r}", expected=nearest[0] if nearest else ", ".join(known))

@@ -4,7 +4,7 @@ Rules:
 - A commit is on disk when it returns. One of a consumer that lost its partitions is refused and changes nothing.
 - Commits count in the order of their calls. Those of commit_async() wait, and are stored together by whatever comes
   next: another commit, a look at the group, the end. Nothing else changes the place in the group, so that they are
-  commits of the member that made them. Of several for one partition only the last is written: nobody could have seen
+  commits of the member that made them. Of several for one partition only the last is written: no reader could have seen
   the others.
 - Auto-commit stores what is finished, and passes over partitions of which nothing new is.
 - Callbacks run inside calls of the consumer, in the order of the commits.

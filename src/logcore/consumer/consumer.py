@@ -576,8 +576,8 @@ class Consumer:
     def poll_columns(
         self, timeout_ms: int = 0, max_bytes: int = MAX_COLUMN_BYTES
     ) -> dict[TopicPartition, list[RecordColumns]]:
-        """The same as columns, for whoever works on many records at once: what there is in the partitions now, of one
-        after the other until max_bytes of keys and values were found, and no less than a piece of a scan.
+        """The same as columns, for work on many records at once: the records of one partition after the other, until
+        max_bytes of keys and values were found, and at least one piece of a scan.
 
         Deserializers and interceptors are not called. Raises what poll() raises.
         """

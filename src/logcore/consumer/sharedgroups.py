@@ -9,7 +9,8 @@ Rules:
   of a commit and its append, and no commit of a member that was removed counts.
 - The node does not tell of commits. So a commit is appended within its step and synced behind it, when others may take
   theirs: threads and processes share a sync. Whoever reads what a group has committed, and each step that stores
-  anything else, brings all that stands before it to the disk first. So nobody goes on from a commit that may be lost.
+  anything else, brings all that stands before it to the disk first. So no member continues from a commit that a power
+  cut may take back.
 - A member whose process has died is removed by whoever looks next; no time-out is waited for. A process shows that it
   lives by the lock of its session. A static member keeps its place until its session times out.
 - A member that lives and does not poll is removed when its session times out, or the rebalance that waits for it, by a
@@ -109,7 +110,7 @@ class SharedGroups:
         self._mine: set[str] = set()  # groups with members of this process
         self._observed = Observations()
         self._looked_ms = 0
-        self._made: set[str] = set()  # groups whose nodes are there
+        self._made: set[str] = set()  # groups whose nodes this process has made or found
         self._offsets = _Offsets(directory)
         self._unsynced = Settling(self._lock)
         self._listeners: tuple[Callable[[], None], ...] = ()
@@ -448,7 +449,7 @@ class SharedGroups:
                 self._fetch(group_id, node)
 
     def _change(self, group_id: str, step: Step, commit: _Commit | None) -> None:
-        # Whatever update() does for a node that is gone, a commit may be stored twice; other steps may not.
+        # If the node was deleted since, update() runs the step again. That does no harm to a commit alone.
         if commit is None or group_id not in self._made:
             self._make(group_id)
             self._made.add(group_id)
@@ -554,7 +555,7 @@ class SharedGroups:
 
 def _keep_deadlines(group: Group, before: Mapping[str, int]) -> None:
     """A session is renewed once a good part of it has passed, as in heartbeat(). So most commits leave the node as it
-    is, and wake nobody who watches it.
+    is, and wake no process that watches it.
     """
     for member_id, deadline_ms in before.items():
         member = group.members.get(member_id)
@@ -634,7 +635,7 @@ class _Commit:
 
 class _Run:
     """Carries out the effects of one step on a node. store: appends records, and returns why it could not. commit: what
-    the step is, if it is a commit; nobody else waits for its answer.
+    the step is, if it is a commit; no other caller waits for its answer.
     """
 
     def __init__(
