@@ -162,6 +162,35 @@ def test_who_closes_in_the_middle_of_a_rebalance_commits(situation: str, is_shar
         newcomer.leave_unfinished()
 
 
+def test_a_commit_in_another_thread_waits_for_the_generation_that_begins() -> None:
+    """As Connector.commit_offsets() does, while the thread of the stream asks for its next record."""
+    disk = SimulatedDisk()
+    with opened(disk) as data:
+        data.create_topic("t", 4)
+        members = consumers(data, 3, assignors=["cooperative-sticky"], enable_auto_commit=False)
+        newcomer = members.pop()
+        poll_all(members)
+        for partition in range(4):
+            data.partition("t", partition).append(b"x")
+            data.partition("t", partition).flush()
+        reading, other = members
+        handed = {one: records[-1].offset + 1 for one, records in reading.poll().items()}
+        newcomer.poll()
+        reading.poll()
+        other.poll()
+        with ThreadPoolExecutor(1) as elsewhere:
+            committing = elsewhere.submit(reading.commit_elsewhere)
+            while not reading._commits.refused:
+                assert not committing.done()
+            while not committing.done():
+                poll_all([*members, newcomer], 1)
+            committing.result()
+        stored = reading.committed(handed)
+        assert all(each is not None for one, each in stored.items() if one in reading.assignment())
+        for one in (*members, newcomer):
+            one.leave_unfinished()
+
+
 def test_who_stops_polling_loses_its_share_and_its_commits() -> None:
     disk = SimulatedDisk()
     with opened(disk) as data:

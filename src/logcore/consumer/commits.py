@@ -181,11 +181,16 @@ class Commits:
             if one.callback is not None:
                 call(one.callback, failure, one.offsets)
 
-    def commit_elsewhere(self, chosen: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """As commit(), in another thread than the one that reads: the place in the group stays as it is."""
+    def commit_elsewhere(self, chosen: Mapping[TopicPartition, OffsetAndMetadata]) -> bool:
+        """As commit(), in another thread than the one that reads: the place in the group stays as it is. False while a
+        generation begins that the thread that reads has not entered yet.
+        """
         error = self._store(chosen)
+        if error in (GroupError.REBALANCE_IN_PROGRESS, GroupError.ILLEGAL_GENERATION):
+            return False
         if error is not None:
             raise self._refusal(error)
+        return True
 
     def _store(self, chosen: Mapping[TopicPartition, OffsetAndMetadata]) -> GroupError | None:
         stores = self._offsets()

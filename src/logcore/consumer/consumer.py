@@ -52,6 +52,7 @@ from logcore.errors import (
     InvalidConfigError,
     LogcoreError,
     NoOffsetError,
+    RebalanceInProgressError,
     TopicNotFoundError,
     WakeupError,
 )
@@ -74,6 +75,8 @@ Offsets = Mapping[tuple[str, int], int | OffsetAndMetadata]
 _LOOK_SECONDS: Final = 1.0
 #: The same where other processes write too, whose deaths nothing tells of.
 _LOOK_SHARED_SECONDS: Final = 0.05
+_ELSEWHERE_LOOKS: Final = 100  # of a commit elsewhere, for a generation that begins
+_ELSEWHERE_SECONDS: Final = 0.1
 
 
 class Directory(GroupDirectory, Protocol):
@@ -516,7 +519,17 @@ class Consumer:
     def commit_elsewhere(self) -> None:
         """As commit(), in another thread than the one that reads: what that was handed out until now."""
         self._check_open()
-        self._commits.commit_elsewhere(self._take_positions())
+        chosen = self._take_positions()
+        for _ in range(_ELSEWHERE_LOOKS):
+            kept = {one: each for one, each in chosen.items() if one in self._readings}
+            if self._commits.commit_elsewhere(kept):
+                return
+            with self._moved:
+                self._moved.wait(_ELSEWHERE_SECONDS)
+        raise RebalanceInProgressError(
+            f"the partitions of group {self._settings.group_id!r} are being divided, and the thread of the stream does "
+            "not ask for its next record"
+        )
 
     def _take_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """What commit() stores by default."""
