@@ -191,6 +191,32 @@ def test_a_commit_in_another_thread_waits_for_the_generation_that_begins() -> No
             one.leave_unfinished()
 
 
+def test_a_commit_in_another_thread_that_waited_moves_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it waits the thread that reads commits more."""
+    with opened(SimulatedDisk()) as data:
+        data.create_topic("t")
+        data.partition("t", 0).append_many([(None, b"x")] * 10)
+        data.partition("t", 0).flush()
+        (reading,) = consumers(data, 1, enable_auto_commit=False, max_poll_records=5)
+        while not reading.poll():
+            pass
+        commit = reading._commits.commit_elsewhere
+        asked: list[Any] = []
+
+        def wait_once(chosen: Any) -> bool:
+            asked.append(chosen)
+            if len(asked) == 1:
+                reading.commit({("t", 0): 8})
+                return False
+            return commit(chosen)
+
+        monkeypatch.setattr(reading._commits, "commit_elsewhere", wait_once)
+        reading.commit_elsewhere()
+        assert [len(chosen) for chosen in asked] == [1, 0]
+        assert reading.committed([("t", 0)])[TopicPartition("t", 0)].offset == 8  # type: ignore[union-attr]
+        reading.leave_unfinished()
+
+
 def test_who_stops_polling_loses_its_share_and_its_commits() -> None:
     disk = SimulatedDisk()
     with opened(disk) as data:

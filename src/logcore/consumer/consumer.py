@@ -520,16 +520,16 @@ class Consumer:
         """As commit(), in another thread than the one that reads: what that was handed out until now."""
         self._check_open()
         chosen = self._take_positions()
+        before = {one: (reading, reading.stored) for one, reading in list(self._readings.items())}
         for _ in range(_ELSEWHERE_LOOKS):
-            kept = {one: each for one, each in chosen.items() if one in self._readings}
+            # Not what was given up or committed since: a later commit, also of another member, must not move back.
+            now = {one: (reading, reading.stored) for one, reading in list(self._readings.items())}
+            kept = {one: each for one, each in chosen.items() if one in before and now.get(one) == before[one]}
             if self._commits.commit_elsewhere(kept):
                 return
             with self._moved:
                 self._moved.wait(_ELSEWHERE_SECONDS)
-        raise RebalanceInProgressError(
-            f"the partitions of group {self._settings.group_id!r} are being divided, and the thread of the stream does "
-            "not ask for its next record"
-        )
+        raise RebalanceInProgressError("the group divides its partitions, and the stream's thread asks for no record")
 
     def _take_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """What commit() stores by default."""
