@@ -52,7 +52,7 @@ def killed(disk: SimulatedDisk) -> SimulatedDisk:
 
 
 def seen(disk: SimulatedDisk) -> list[int]:
-    """How many staged rows each partition has; those that are there must be right."""
+    """How many staged rows each partition has. Each must be right."""
     counts = []
     for partition in PARTITIONS:
         found = [value for value in values(PATH, partition, fs=disk) if value not in (b"before", b"after")]

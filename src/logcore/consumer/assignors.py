@@ -33,7 +33,7 @@ class Assignor(Protocol):
     """What a group may be divided by. name: as members name it to one another. is_cooperative: members keep what they
     have while a rebalance goes on.
 
-    It may have two more methods, which are called where they are there: subscription_user_data(topics) -> bytes or None
+    It may have two more methods, which are called if they exist: subscription_user_data(topics) -> bytes or None
     says something to the member that divides, which finds it in Member.user_data; on_assignment(partitions, generation)
     hears what a member was given, in its thread.
     """

@@ -170,7 +170,7 @@ def recover(
     if indexes != "none":
         start = segment.resume(recovery_point, is_whole=indexes == "whole")
     below, recovery_position = _walk_to(segment, start, recovery_point, dense_from <= segment.base_offset)
-    # 2. Bring what lies above to the disk before it is read: what is kept must be on disk, and not in memory alone.
+    # 2. Bring what lies above to the disk before it is read: a batch that is kept must be on disk, not in memory alone.
     is_on_disk = size <= recovery_position or _settle(fs, segment, recovery_position)
     # 3. Take note of both parts, up to the first batch that is not good. Above the point CRCs are checked.
     bad = next((at for facts in below if (at := _note(segment, facts)) is not None), None)
