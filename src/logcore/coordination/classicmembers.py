@@ -300,11 +300,8 @@ class _ClassicStep(heartbeats.Step):
             return GroupError.INVALID_REQUEST
         if member_id not in consumers.members and len(consumers.members) >= self.around.rules.consumer_max_size:
             return GroupError.GROUP_MAX_SIZE_REACHED
-        others = [
-            one.classic for name, one in consumers.members.items() if name != member_id and one.classic is not None
-        ]
-        total = membership.size_of(request.protocols) + sum(membership.size_of(one.protocols) for one in others)
-        if total > self.around.rules.members_max_bytes:
+        others = [one.classic.protocols for name, one in consumers.members.items() if name != member_id and one.classic]
+        if membership.exceeds_limit(request, others, self.around.rules):
             return GroupError.INVALID_REQUEST
         if not consumers.supports(request.protocol_type, names) or self._subscription(request) is None:
             return GroupError.INCONSISTENT_GROUP_PROTOCOL

@@ -83,6 +83,13 @@ def size_of(protocols: Iterable[tuple[str, bytes]]) -> int:
     return sum(len(name) + len(metadata) for name, metadata in protocols)
 
 
+def exceeds_limit(request: Join, others: Iterable[Sequence[tuple[str, bytes]]], rules: Rules) -> bool:
+    """Whether a group would keep more in memory of what its members say than it may. others: the protocols of the other
+    members.
+    """
+    return size_of(request.protocols) + sum(map(size_of, others)) > rules.members_max_bytes
+
+
 def are_assignments_too_large(assignments: Mapping[str, bytes], rules: Rules) -> bool:
     sizes = [len(assignment) for assignment in assignments.values()]
     return max(sizes, default=0) > rules.member_max_bytes or sum(sizes) > rules.members_max_bytes
@@ -263,7 +270,7 @@ class Step:
                 self.remove(group.members[member_id])
                 self.rebalance_after_loss()
             self.reply(waiter, JoinRefused(GroupError.GROUP_MAX_SIZE_REACHED, ""))
-        elif self._is_too_much(request):
+        elif self._says_too_much(request):
             self.reply(waiter, JoinRefused(GroupError.INVALID_REQUEST, member_id))
         elif not group.supports(request.protocol_type, (name for name, _ in request.protocols)):
             self.reply(waiter, JoinRefused(GroupError.INCONSISTENT_GROUP_PROTOCOL, member_id))
@@ -278,11 +285,10 @@ class Step:
             else:
                 self._join_known(group.members[member_id], request, waiter)
 
-    def _is_too_much(self, request: Join) -> bool:
-        """Whether the members would say more of themselves than a group may keep in memory."""
-        others = [member for member in self.group.members.values() if member.member_id != request.member_id]
-        total = size_of(request.protocols) + sum(size_of(member.protocols) for member in others)
-        return total > self.rules.members_max_bytes
+    def _says_too_much(self, request: Join) -> bool:
+        members = self.group.members.values()
+        others = (member.protocols for member in members if member.member_id != request.member_id)
+        return exceeds_limit(request, others, self.rules)
 
     def _join_unknown(self, request: Join, waiter: Waiter, new_id: Callable[[], str]) -> None:
         """A request without a member id: a newcomer, or a static member that was started again."""
