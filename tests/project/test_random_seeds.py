@@ -19,9 +19,9 @@ FEW = ("log/test_properties.py", "coordination")
 MARKED = "hypothesis and not slow and not interop"
 
 
-def run(seed: int, examples: int, paths: tuple[str, ...]) -> None:
+def run(seed: int, examples: int, paths: tuple[str, ...], basetemp: Path) -> None:
     command = [
-        sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
+        sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={basetemp}",
         "-m", MARKED, f"--hypothesis-seed={seed}", *paths,
     ]  # fmt: skip
     settings = {"HYPOTHESIS_PROFILE": "random", "LOGCORE_RANDOM_EXAMPLES": str(examples)}
@@ -41,11 +41,11 @@ def seed_of_this_run() -> int:
     return int(given) if given else random.SystemRandom().randrange(1 << 32)
 
 
-def test_some_properties_with_a_random_seed() -> None:
-    run(seed_of_this_run(), 5, FEW)
+def test_some_properties_with_a_random_seed(tmp_path: Path) -> None:
+    run(seed_of_this_run(), 5, FEW, tmp_path / "inner")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-def test_all_properties_with_a_random_seed() -> None:
-    run(seed_of_this_run(), 1_000, (".",))
+def test_all_properties_with_a_random_seed(tmp_path: Path) -> None:
+    run(seed_of_this_run(), 1_000, (".",), tmp_path / "inner")

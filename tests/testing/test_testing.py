@@ -608,11 +608,11 @@ def test_fixtures(tmp_path: Path) -> None:
         "        log.append(b'x')\n"
         "        assert len(list(simulated_disk.after_crash())) > 3\n"
     )
-    pytest_run(tmp_path / "test_it.py", "2 passed", *plugin())
+    pytest_run(tmp_path / "test_it.py", "2 passed", tmp_path / "inner", *plugin())
 
 
-def test_the_example() -> None:
-    pytest_run(ROOT / "examples" / "test_outbox.py", "3 passed")
+def test_the_example(tmp_path: Path) -> None:
+    pytest_run(ROOT / "examples" / "test_outbox.py", "3 passed", tmp_path / "inner")
 
 
 def plugin() -> list[str]:
@@ -628,8 +628,10 @@ def plugin() -> list[str]:
     )
 
 
-def pytest_run(path: Path, expected: str, *options: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, str(path)]
+def pytest_run(path: Path, expected: str, basetemp: Path, *options: str) -> None:
+    """basetemp: without one of its own, an inner run first removes what earlier runs of the whole suite left behind."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={basetemp}", *options]
+    command.append(str(path))
     found = os.pathsep.join(filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": found}
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=path.parent, env=environment)
