@@ -33,7 +33,7 @@ from support.vectors import VECTORS  # noqa: E402
 #: How long an example takes is no matter of the code alone.
 TIMELESS = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True)
 EXAMPLES = int(os.environ.get("LOGCORE_RANDOM_EXAMPLES", "60"))
-hypothesis.settings.register_profile("quick", TIMELESS, max_examples=40, derandomize=True)
+hypothesis.settings.register_profile("quick", TIMELESS, max_examples=25, derandomize=True)
 hypothesis.settings.register_profile("random", TIMELESS, max_examples=EXAMPLES, database=None)
 hypothesis.settings.register_profile("thorough", TIMELESS, max_examples=5_000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))

@@ -510,7 +510,7 @@ def test_one_thread_at_a_time() -> None:
 # -- random lives -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lives", [40, pytest.param(3000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize("lives", [25, pytest.param(3000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
 def test_random_lives(lives: int) -> None:
     for number in range(lives):
         life = Life(SEED + number)

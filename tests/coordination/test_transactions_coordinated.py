@@ -481,6 +481,7 @@ def test_random_lives_find_a_coordinator_with_a_mistake(name: str) -> None:
     assert is_found(with_mistakes(MISTAKES[name]))
 
 
+@pytest.mark.slow  # `make test` finds others of its kind
 def test_random_lives_find_markers_before_the_prepare_record() -> None:
     assert is_found(transactions, marks_early=True)
 

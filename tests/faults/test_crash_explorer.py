@@ -8,7 +8,7 @@ epochs) is among the calls. Directories of topics are in tests/faults/test_direc
 
 That the explorer sees something is shown in tests/faults/test_seeded_bugs.py.
 
-LOGCORE_EXPLORE_STATES=n looks at n states instead of 3,000, or 50,000 in `make slow`, which also goes on where it ended
+LOGCORE_EXPLORE_STATES=n looks at n states instead of 2,000, or 50,000 in `make slow`, which also goes on where it ended
 last time, towards 20,000,000; LOGCORE_EXPLORE_SECONDS says how long. A failure prints the program and its seed.
 """
 
@@ -148,7 +148,7 @@ class Doubting(Known[Any]):
 @pytest.mark.parametrize(
     ("durability", "config", "limit"),
     [
-        ("group", CONFIG, 3),
+        ("group", CONFIG, 2),
         pytest.param("group", CONFIG, 14, marks=pytest.mark.slow),
         pytest.param("os", COMPACTED, 14, marks=pytest.mark.slow),
     ],
@@ -352,7 +352,7 @@ def test_opening_with_no_room_for_one_more_name() -> None:
 @pytest.mark.parametrize(
     ("durability", "step", "turns"),
     [
-        ("group", 5, (0,)),
+        ("group", 10, (0,)),
         *(pytest.param(one, 1, (0, 4, 7), marks=pytest.mark.slow) for one in ("group", "os", "always")),
     ],
 )

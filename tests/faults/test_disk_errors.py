@@ -561,7 +561,7 @@ def failing_later(fault: Fault, durability: str, recoveries: Recoveries) -> bool
 @pytest.mark.parametrize(
     ("durability", "step", "errnos"),
     [
-        ("group", 90, 1),
+        ("group", 180, 1),
         *(pytest.param(one, 1, len(ERRNOS), marks=SLOW) for one in ("group", "os", "always", "every(3)")),
     ],
 )

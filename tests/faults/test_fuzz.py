@@ -436,6 +436,7 @@ def bomb(codec: Codec, data: bytes) -> bytes:
     return sealed(bytes(head) + data)
 
 
+@pytest.mark.slow  # three seconds; smaller bombs are in test_compression.py
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's /proc")
 def test_a_gibibyte_of_zeros_in_a_batch_takes_the_cap_and_little_more() -> None:
     """With the cap that users get, by way of a batch; tests/format/test_compression.py tests the codecs alone."""

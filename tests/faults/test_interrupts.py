@@ -39,7 +39,7 @@ from logcore.testing import FoundLog, LogHistory, SimulatedDisk
 from logcore.testing.oracle import recover_log
 
 _testcapi = pytest.importorskip("_testcapi")
-COUNT = int(os.environ.get("LOGCORE_INTERRUPTS", "150"))
+COUNT = int(os.environ.get("LOGCORE_INTERRUPTS", "75"))
 MANY = int(os.environ.get("LOGCORE_INTERRUPTS", "20000"))
 POLICIES = ("group", "os")
 CONFIG: dict[str, Any] = {"segment.bytes": 300, "index.interval.bytes": 50, "cleanup.policy": "compact"}

@@ -326,7 +326,7 @@ def cuts(disk: LoopDisk, count: int) -> str:
 
 
 def test_power_cuts(disk: LoopDisk) -> None:
-    print(cuts(disk, int(os.environ.get("LOGCORE_POWER_CUTS", "30")) // 2))
+    print(cuts(disk, int(os.environ.get("LOGCORE_POWER_CUTS", "16")) // 2))
 
 
 @pytest.mark.slow

@@ -119,7 +119,10 @@ def test_B38_a_lock_that_goes_with_another_close_is_found(tmp_path: Path, monkey
         test_another_file_descriptor_on_the_lock_does_not_drop_it(tmp_path / "b" / "t-0")
 
 
-@pytest.mark.parametrize("policy", ["always", "group", "every(10)", "os"])
+@pytest.mark.parametrize(
+    "policy",
+    ["group", "os", *(pytest.param(policy, marks=pytest.mark.slow) for policy in ("always", "every(10)"))],
+)
 def test_a_killed_writer_loses_nothing_acknowledged(partition: Path, policy: str) -> None:
     """SIGKILL while it appends; what it had reported over a pipe must be there, and nothing that was never sent."""
     program = """

@@ -146,7 +146,7 @@ def early_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cleaner._Round, "_note_keys", note)
 
 
-@pytest.mark.parametrize("bug", ["B10", "B11"])
+@pytest.mark.parametrize("bug", [pytest.param("B10", marks=pytest.mark.slow), "B11"])
 def test_seeded_bugs_of_the_swap_are_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     replace_without(monkeypatch, bug)
     with pytest.raises(AssertionError):

@@ -42,6 +42,7 @@ def found_in_lives(module: Any, **more: Any) -> str:
     pytest.fail(f"not found in {LIVES} lives")
 
 
+@pytest.mark.slow  # `make test` finds others of its kind
 def test_T1_a_marker_before_its_decision_is_on_disk() -> None:
     found_in_lives(transactions, marks_early=True)
 
@@ -120,6 +121,7 @@ def test_T8_after_a_load_only_those_markers_that_memory_misses() -> None:
     assert "open transaction" in found or "is committed in" in found
 
 
+@pytest.mark.slow  # `make test` finds others of its kind
 def test_T12_the_same_end_again_raises_the_epoch_again() -> None:
     found = found_in_lives(
         with_mistakes(
@@ -333,7 +335,7 @@ class Sender:
 
 
 def test_what_is_sent_again_is_answered_as_before_and_counts_once() -> None:
-    for seed in range(10):
+    for seed in range(5):
         Sender(seed).live(60)
 
 

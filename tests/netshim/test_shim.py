@@ -93,8 +93,9 @@ def take(consumer: Any, count: int) -> list[Any]:
     return messages
 
 
-@pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("idempotent", [False, True])
+@pytest.mark.parametrize(
+    ("codec", "idempotent"), [*((codec, True) for codec in CODECS), ("none", False), ("zstd", False)]
+)
 def test_confluent_produces_and_consumes_every_codec(broker: Any, codec: str, idempotent: bool) -> None:
     values = [b"%d " % n * 50 for n in range(200)]
     producer = confluent_producer(broker, **{"compression.type": codec, "enable.idempotence": idempotent})
@@ -455,7 +456,7 @@ def test_the_command_says_what_is_wrong(command: Any, tmp_path: Path) -> None:
         assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("policy", ["group", "os"])
+@pytest.mark.parametrize("policy", [pytest.param("group", marks=pytest.mark.slow), "os"])
 def test_kill_9_under_load_loses_nothing_acknowledged(command: Any, tmp_path: Path, policy: str) -> None:
     process, address = command("--port", "0", "--durability", policy)
     producer = confluent_kafka.Producer({"bootstrap.servers": address, "linger.ms": 0, "acks": "all"})

@@ -28,7 +28,7 @@ LONG = pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(600)], id
 
 
 @pytest.mark.parametrize("kills", [KILLS, LONG])
-@pytest.mark.parametrize("kind", ["exactly-once", "at-least-once"])
+@pytest.mark.parametrize("kind", ["exactly-once", pytest.param("at-least-once", marks=pytest.mark.slow)])
 def test_a_killed_forwarder_goes_on(tmp_path: Path, kafka: Kafka, kind: str, kills: int) -> None:
     kafka.create_topic(TOPIC, PARTITIONS, KEEPS_ALL)
     with logcore.open_dir(tmp_path / "data", create=True, durability="os") as data:
@@ -50,7 +50,7 @@ def test_a_killed_forwarder_goes_on(tmp_path: Path, kafka: Kafka, kind: str, kil
 
 
 @pytest.mark.parametrize("kills", [KILLS, LONG])
-@pytest.mark.parametrize("kind", ["keep", "new"])
+@pytest.mark.parametrize("kind", [pytest.param("keep", marks=pytest.mark.slow), "new"])
 def test_a_killed_mirror_goes_on(tmp_path: Path, kafka: Kafka, kind: str, kills: int) -> None:
     kafka.create_topic(TOPIC, PARTITIONS, KEEPS_ALL)
     logs = [kafka.logdir.partition(TOPIC, number) for number in range(PARTITIONS)]

@@ -183,7 +183,7 @@ def stop(operation: str, file: int | str) -> Iterator[None]:
     yield
 
 
-@pytest.mark.parametrize("step", [pytest.param(41, id="some"), ALL])
+@pytest.mark.parametrize("step", [pytest.param(83, id="some"), ALL])
 def test_a_driver_that_is_replaced_and_goes_on_late(ram: Path, step: int) -> None:
     """It is stopped, so nothing that it holds is given back; its successor comes through or fails; then it goes on."""
     count = changes_of_a_life(ram, "moved")
@@ -221,7 +221,7 @@ class FullFS(StrikingFS):
         return step
 
 
-@pytest.mark.parametrize("step", [pytest.param(37, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [pytest.param(59, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_disk_that_fills_up(ram: Path, monkeypatch: pytest.MonkeyPatch, config: str, step: int) -> None:
     """The batch fails, is aborted, and is written by the next life of the query, when there is room."""

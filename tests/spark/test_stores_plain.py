@@ -144,7 +144,7 @@ def test_a_search_by_time_reads_little_of_what_is_older(store: Path, monkeypatch
     assert len(asked) < 80
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.binary(max_size=400),
     st.lists(st.tuples(st.integers(0, 1), st.integers(0, 450), st.integers(0, 200)), max_size=30),

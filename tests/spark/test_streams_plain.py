@@ -665,7 +665,7 @@ STEP = st.one_of(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(st.lists(STEP, min_size=3, max_size=25), st.sampled_from(["earliest", "latest"]), st.integers(1, 12))
 def test_every_row_once_and_in_order(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, int]], begins: str, most: int

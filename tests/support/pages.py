@@ -61,7 +61,7 @@ def shell(text: str, directory: Path) -> None:
 
 
 def _is_plain(line: str) -> bool:
-    command = line.split(" #")[0]
+    command = line.split(" #", maxsplit=1)[0]
     return command.startswith("logcore ") and not _MEANT_FOR_SH.search(command)
 
 

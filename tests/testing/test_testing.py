@@ -549,7 +549,7 @@ def test_drawn_batches_and_records_are_accepted(batch: bytes, rows: list[strateg
 
 
 #: Some thirty steps each; LOGCORE_MACHINES is for other numbers.
-EXAMPLES = int(os.environ.get("LOGCORE_MACHINES", "60"))
+EXAMPLES = int(os.environ.get("LOGCORE_MACHINES", "36"))
 MANY = int(os.environ.get("LOGCORE_MACHINES", "2000"))
 PARTS = 2  # for two processes
 MACHINE = settings(
