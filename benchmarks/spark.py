@@ -167,7 +167,9 @@ def ceiling(question: str, count: int, ours: Side, limit: Side, target: float) -
 
 
 def prebuilt(spark: Any, schema: Any, count: int) -> Any:
-    """A frame of as many rows from a source that gives one of eight batches again and again."""
+    """A frame of as many rows from a source that gives one of 48 batches again and again: more than a cache holds, as
+    what comes from a log is in no cache either.
+    """
     from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
     sizes = {"key": common.KEY_SIZE, "value": common.VALUE_SIZE}  # Spark's workers do not find that module
@@ -183,14 +185,15 @@ def prebuilt(spark: Any, schema: Any, count: int) -> Any:
             rows = 10_000
             wanted = to_arrow_schema(schema, timezone="UTC")
             rng = np.random.default_rng(partition.value)
+            random = {name: np.frombuffer(rng.bytes(rows * size), np.uint8) for name, size in sizes.items()}
             batches = []
-            for _ in range(8):
+            for _ in range(48):
                 arrays = []
                 for field in wanted:
                     if pa.types.is_binary(field.type):
                         size = sizes[field.name]
                         offsets = pa.py_buffer(np.arange(rows + 1, dtype=np.int32) * size)
-                        data = pa.py_buffer(rng.bytes(rows * size))
+                        data = pa.py_buffer(random[field.name].copy())
                         arrays.append(pa.Array.from_buffers(field.type, rows, [None, offsets, data]))
                     elif pa.types.is_string(field.type):
                         arrays.append(pa.array(["rows"] * rows, field.type))
@@ -200,7 +203,7 @@ def prebuilt(spark: Any, schema: Any, count: int) -> Any:
                         arrays.append(pa.array(np.arange(rows), pa.int64()).cast(field.type, safe=False))
                 batches.append(pa.RecordBatch.from_arrays(arrays, schema=wanted))
             for number in range(count // PARTITIONS // rows):
-                yield batches[number % 8]
+                yield batches[number % 48]
 
     class Source(DataSource):
         @classmethod
