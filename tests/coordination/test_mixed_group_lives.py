@@ -118,7 +118,7 @@ MISTAKES = [
     assignments_are_passed_over,
     joining_gives_all_up,
     nobody_is_told_to_join_again,
-    what_was_converted_is_not_stored,
+    pytest.param(what_was_converted_is_not_stored, marks=pytest.mark.slow, id="what_was_converted_is_not_stored"),
     a_group_goes_back_too_early,
     waiting_requests_are_forgotten,
 ]

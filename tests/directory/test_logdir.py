@@ -289,7 +289,7 @@ def _look_beside(where: str) -> None:
                 assert reader.partition(topic, number).log_start_offset == first
 
 
-@pytest.mark.parametrize("act", ["create", "delete", "grow", "alter", "fork"])
+@pytest.mark.parametrize("act", ["create", "delete", "grow", "alter", pytest.param("fork", marks=pytest.mark.slow)])
 def test_topic_changes_are_whole_or_not_at_all_after_a_crash_anywhere(data: str, tmp_path: Path, act: str) -> None:
     for stop in range(200):
         where = os.path.join(data, f"{act}{stop}")

@@ -8,7 +8,7 @@ epochs) is among the calls. Directories of topics are in tests/faults/test_direc
 
 That the explorer sees something is shown in tests/faults/test_seeded_bugs.py.
 
-LOGCORE_EXPLORE_STATES=n looks at n states instead of 2,000, or 50,000 in `make slow`, which also goes on where it ended
+LOGCORE_EXPLORE_STATES=n looks at n states instead of 1,500, or 50,000 in `make slow`, which also goes on where it ended
 last time, towards 20,000,000; LOGCORE_EXPLORE_SECONDS says how long. A failure prints the program and its seed.
 """
 

@@ -257,7 +257,9 @@ class Meddling(OsFS):
         return super().file_size(path)
 
 
-@pytest.mark.parametrize("kind", ["compaction", "retention", "truncation"])
+@pytest.mark.parametrize(
+    "kind", ["compaction", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("retention", "truncation"))]
+)
 def test_what_happens_meanwhile_is_not_called_damage(tmp_path, kind):
     config = {"segment.bytes": 400, "min.cleanable.dirty.ratio": 0}
     if kind == "compaction":

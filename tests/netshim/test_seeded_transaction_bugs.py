@@ -223,6 +223,7 @@ def explore_orphans(limit: int) -> list[list[int]]:
     return broken
 
 
+@pytest.mark.slow  # `make test` finds others of its kind
 def test_T5_what_was_left_open_is_aborted_with_its_own_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     """What its producer sends again is then a duplicate of what was aborted, and is missing in what is committed."""
     assert explore_orphans(4) == []

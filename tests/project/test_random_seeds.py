@@ -42,7 +42,7 @@ def seed_of_this_run() -> int:
 
 
 def test_some_properties_with_a_random_seed(tmp_path: Path) -> None:
-    run(seed_of_this_run(), 5, FEW, tmp_path / "inner")
+    run(seed_of_this_run(), 3, FEW, tmp_path / "inner")
 
 
 @pytest.mark.slow

@@ -90,8 +90,7 @@ LONG = [pytest.mark.slow, pytest.mark.timeout(3600)]
 @pytest.mark.parametrize(
     ("config", "names", "limit", "again_every"),
     [
-        ("moved", *SLICE),
-        pytest.param("appended", *SLICE, marks=LONG),
+        *(pytest.param(config, *SLICE, marks=LONG) for config in CONFIGS),
         *(pytest.param(config, *disks, marks=LONG) for config in CONFIGS for disks in ALL),
     ],
 )

@@ -182,6 +182,7 @@ def test_modes_that_are_not_there_say_so(spark: SparkSession, tmp_path: Path) ->
         rows.write.format("logcore").mode("overwrite").option("topic", "t").save(str(tmp_path / "data"))
 
 
+@pytest.mark.slow  # without a JVM it is in test_spark_plain.py
 def test_damage_is_told_with_all_that_is_known(spark: SparkSession, data: Path, tmp_path: Path) -> None:
     path = tmp_path / "data"
     with logcore.open_dir(path, create=True) as directory:

@@ -17,6 +17,7 @@ from support.s3 import SECRET, upload
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.slow  # without a JVM it is in test_stores_plain.py
 def test_spark_reads_an_archive_and_shows_no_secret(
     spark: SparkSession, s3_server: dict[str, str], tmp_path: Path
 ) -> None:

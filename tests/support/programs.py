@@ -26,7 +26,7 @@ from logcore.testing.explore import Seen
 from logcore.testing.known import Known
 from logcore.testing.oracle import Afterwards, recover_log, restart_log
 
-STATES = int(os.environ.get("LOGCORE_EXPLORE_STATES", "2000"))  # that `make test` has time for
+STATES = int(os.environ.get("LOGCORE_EXPLORE_STATES", "1500"))  # that `make test` has time for
 MANY_STATES = int(os.environ.get("LOGCORE_EXPLORE_STATES", "50000"))  # of a run of `make slow`
 POLICIES = ("group", "always", "every(3)", "interval(20)", "os")
 CONFIG: dict[str, Any] = {"segment.bytes": 400, "index.interval.bytes": 100, "batch.size": 200}
