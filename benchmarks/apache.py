@@ -6,6 +6,7 @@ each in a process of its own, in turns; Kafka has served for some seconds before
   and the processor time of the broker. With durability="os", as Kafka does it, and with "group", which syncs.
 - As fast as the client sends and reads, records of 1,000 and of 100 bytes, not compressed: rate, and the broker's
   processor time for each GB. The client is near its limit in all of them.
+- Transactions of one record each of Kafka's Java producer, one after the other: from begin to commit, and requests.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ def run(settings: Settings) -> Iterator[Result]:
             _latency(one, "warm", 2 if settings.quick else _WARM_SECONDS)
         seconds = 3 if settings.quick else 10
         yield from _latencies([ours, grouped, theirs], seconds)
+        yield from _small_transactions(ours, theirs, 200 if settings.quick else 1_000)
         size = (64 if settings.quick else 512) << 20
         for value_bytes in (1_000, 100):
             yield from _throughput(ours, theirs, value_bytes, size if value_bytes == 1_000 else size // 4)
@@ -176,6 +178,24 @@ def _cost(
         bound="at most",
         method=f"The median of {_TURNS} turns; less is better. Ratios of the turns: {turns}.",
     )
+
+
+# -- transactions ----------------------------------------------------------------------------------------------------
+
+
+def _small_transactions(ours: Served, theirs: Served, count: int) -> Iterator[Result]:
+    from support.kafka_jvm import small_transactions
+
+    p50: dict[str, list[float]] = {}
+    requests: dict[str, list[float]] = {}
+    for turn in range(_TURNS):
+        for one in (ours, theirs):
+            found = small_transactions(one.address, f"small-{turn}", count // 2, count)
+            p50.setdefault(one.name, []).append(found["p50"])
+            requests.setdefault(one.name, []).append(found["requests"])
+    names = ours.name, theirs.name
+    yield _cost("transaction of 1 record from the Java client, p50", "us", 1, p50, *names, 0.5)
+    yield _cost("transaction of 1 record from the Java client, requests", "requests", 1, requests, *names, 1.02)
 
 
 # -- as fast as it goes ----------------------------------------------------------------------------------------------

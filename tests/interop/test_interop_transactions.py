@@ -57,6 +57,17 @@ def test_kafkas_java_clients_and_tools(tmp_path: Path) -> None:
         assert f'"transactionStatus":{status},' in text, text
 
 
+def test_a_transaction_takes_as_many_requests_as_with_kafka(tmp_path: Path) -> None:
+    """A broker that answers too early, that its markers are still on their way, makes the client ask again."""
+    with netshim.serve(tmp_path / "data") as server:
+        ours = kafka_jvm.small_transactions(server.bootstrap_servers, "one", 20, 300)
+    (tmp_path / "kafka").mkdir()
+    with kafka_jvm.Broker(tmp_path / "kafka") as broker:
+        theirs = kafka_jvm.small_transactions(broker.address, "one", 20, 300)
+    print(f"requests for a transaction: {ours['requests']:.2f}, with Kafka {theirs['requests']:.2f}")
+    assert 2 <= ours["requests"] <= theirs["requests"] + 0.05, (ours, theirs)
+
+
 def test_kafka_python(tmp_path: Path) -> None:
     kafka = pytest.importorskip("kafka")
     with netshim.serve(tmp_path / "data") as server:

@@ -69,6 +69,20 @@ def _made(folder: Path) -> Path:
     return folder
 
 
+def small_transactions(address: str, transactional_id: str, warm: int, count: int) -> dict[str, float]:
+    """Has Kafka's Java producer make transactions of one record each: requests for each, and p50 in microseconds."""
+    program = str(SOURCES / "SmallTransactions.java")
+    command = ["java", "-cp", f"{classes()}/*", program, address, transactional_id, str(warm), str(count)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    if done.returncode:
+        raise KafkaError("SmallTransactions", done.stdout + done.stderr)
+    found: dict[str, float] = {}
+    for line in done.stdout.splitlines():
+        name, figure = line.split()
+        found[name] = float(figure)
+    return found
+
+
 def dump(path: Path, *options: str) -> str:
     """The dump tool in a process of its own."""
     command = ["java", "-cp", f"{classes()}/*", "kafka.tools.DumpLogSegments", "--files", str(path), *options]
