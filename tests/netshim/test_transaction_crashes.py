@@ -185,7 +185,7 @@ def judge_open_ends(_promised: list[Any], found: dict[str, Any]) -> None:
     assert not found["hangs"], found
 
 
-@pytest.mark.parametrize("limit", [2, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("limit", [4, pytest.param(500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("version", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_no_crash_hangs_a_transaction_of_which_there_is_no_record(version: int, limit: int) -> None:
     """Under "os" a power cut may keep the records of a transaction and lose what the coordinator noted of it."""
