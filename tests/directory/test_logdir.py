@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import re
 import shutil
@@ -19,9 +20,8 @@ import logcore
 from logcore import checkpoint
 from logcore.directory.topicfile import id_text, parse_id
 from logcore.errors import CorruptLogError, LogNotFoundError, TopicNotFoundError
-from logcore.fs import OS
+from logcore.fs import OS, OsFS
 from logcore.testing import Fault, FaultPlan, SimulatedCrash, SimulatedDisk
-from support.disks import FaultyFS
 
 
 @pytest.fixture
@@ -255,32 +255,10 @@ def test_a_damaged_file_of_topics_is_refused_not_guessed(data: str, flip: int) -
             assert "logcore.topics" in str(error)
 
 
-def _crashing(stop: int) -> FaultyFS:
-    """A disk that stops at the stop-th operation that changes it; what was done before stays."""
-
-    class Stop(FaultyFS):
-        done = 0
-
-        def _step(self) -> None:
-            self.done += 1
-            if self.done > stop:
-                raise logcore.StorageWriteError("stopped") from OSError(errno.EIO, "stopped")
-
-    for name in ("pwrite", "fsync", "fdatasync", "rename", "unlink", "mkdir", "rmdir", "sync_dir", "truncate"):
-        real = getattr(FaultyFS, name)
-
-        def call(self: Any, *args: Any, real: Any = real) -> Any:
-            self._step()
-            return real(self, *args)
-
-        setattr(Stop, name, call)
-    return Stop()
-
-
-def _look_beside(where: str) -> None:
-    """What a reader beside the crashed writer finds: topics that are whole, and no others."""
+def _look_beside(disk: SimulatedDisk) -> None:
+    """What a reader finds that no opening has repaired anything for: topics that are whole, and no others."""
     whole = {"t": {(0, 1), (0, 1, 2, 3, 4)}, "stays": {(0,)}, "new": {(0, 1, 2)}, "copy": {(0, 1)}}
-    with logcore.open_dir(where, read_only=True) as reader:
+    with logcore.open_dir("/d", read_only=True, fs=disk) as reader:
         for topic in reader.topics():
             assert reader.partitions(topic) in whole[topic]
             for number in reader.partitions(topic):
@@ -289,73 +267,63 @@ def _look_beside(where: str) -> None:
                 assert reader.partition(topic, number).log_start_offset == first
 
 
-@pytest.mark.parametrize("act", ["create", "delete", "grow", "alter", pytest.param("fork", marks=pytest.mark.slow)])
-def test_topic_changes_are_whole_or_not_at_all_after_a_crash_anywhere(data: str, tmp_path: Path, act: str) -> None:
-    for stop in range(200):
-        where = os.path.join(data, f"{act}{stop}")
-        with logcore.open_dir(where, create=True) as logdir:
+def _change(logdir: logcore.LogDir, act: str) -> None:
+    if act == "create":
+        logdir.create_topic("new", partitions=3, config={"retention.ms": 9})
+    elif act == "delete":
+        logdir.delete_topic("t")
+    elif act == "grow":
+        logdir.add_partitions("t", 5)
+    elif act == "fork":
+        logdir.fork("t", None, "copy")
+    else:
+        logdir.alter_topic("t", {"retention.ms": 9})
+
+
+def _is_whole_or_not_at_all(disk: SimulatedDisk, act: str) -> None:
+    with logcore.open_dir("/d", fs=disk) as logdir:
+        assert logdir.describe_topic("stays").overrides == {"retention.ms": "7"}
+        if act == "create" and "new" in logdir:
+            assert logdir.partitions("new") == (0, 1, 2)
+            assert logdir.describe_topic("new").overrides == {"retention.ms": "9"}
+            assert logdir.partition("new", 2).append(b"x").offset == 0
+        if "copy" in logdir:
+            assert act == "fork"
+            assert [record.value for record in logdir.partition("copy", 0).read(1)] == [b"kept"]
+        if "t" in logdir:
+            assert logdir.partition("t", 0).get(1).value == b"kept"
+            assert logdir.partitions("t") in ((0, 1), (0, 1, 2, 3, 4))
+        else:
+            assert act == "delete"
+            assert not [name for name in disk.listdir("/d") if name.startswith("t-")]
+
+
+@pytest.mark.parametrize("limit", [3, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("act", ["create", "delete", "grow", "alter", "fork"])
+def test_topic_changes_are_whole_or_not_at_all_after_a_crash_anywhere(act: str, limit: int) -> None:
+    """limit: how many of the disks are judged that each crash may leave; the first is that of a killed process."""
+    for stop in itertools.count():
+        disk = SimulatedDisk()
+        with logcore.open_dir("/d", create=True, fs=disk) as logdir:
             logdir.create_topic("t", partitions=2)
             logdir.create_topic("stays", config={"retention.ms": 7})
             logdir.partition("t", 0).append(b"gone")
             logdir.partition("t", 0).append(b"kept")
             logdir.partition("t", 0).delete_records(1)
-        fs = _crashing(10**9)
-        crashed = False
-        logdir = logcore.open_dir(where, fs=fs)
-        fs.__class__._step = _crashing_step(fs.done + stop)
+        logdir = logcore.open_dir("/d", fs=disk)
+        disk.crash_in(stop)
         try:
-            if act == "create":
-                logdir.create_topic("new", partitions=3, config={"retention.ms": 9})
-            elif act == "delete":
-                logdir.delete_topic("t")
-            elif act == "grow":
-                logdir.add_partitions("t", 5)
-            elif act == "fork":
-                logdir.fork("t", None, "copy")
-            else:
-                logdir.alter_topic("t", {"retention.ms": 9})
-        except logcore.StorageWriteError:
-            crashed = True
-        _look_beside(where)
-        fs.__class__._step = lambda self: None
+            _change(logdir, act)
+        except SimulatedCrash:
+            for at, state in enumerate(disk.after_crash(limit=limit)):
+                if at == 0:
+                    _look_beside(state)
+                _is_whole_or_not_at_all(state, act)
+            continue
+        disk.crash_in(None)
         logdir.close()
-        with logcore.open_dir(where) as logdir:
-            assert logdir.describe_topic("stays").overrides == {"retention.ms": "7"}
-            if act == "create" and "new" in logdir:
-                assert logdir.partitions("new") == (0, 1, 2)
-                assert logdir.describe_topic("new").overrides == {"retention.ms": "9"}
-                assert logdir.partition("new", 2).append(b"x").offset == 0
-            if "copy" in logdir:
-                assert act == "fork"
-                assert [record.value for record in logdir.partition("copy", 0).read(1)] == [b"kept"]
-            if "t" in logdir:
-                assert logdir.partition("t", 0).get(1).value == b"kept"
-                assert logdir.partitions("t") in ((0, 1), (0, 1, 2, 3, 4))
-            else:
-                assert act == "delete"
-                assert not [name for name in os.listdir(where) if name.startswith("t-")]
-        if not crashed:
-            assert stop > 2
-            return
-    raise AssertionError("the loop did not reach the end of the operation")
-
-
-def _abandon(logdir: Any) -> None:
-    """What a killed process leaves: nothing is closed, and the lock is free."""
-    for log in logdir.open_logs().values():
-        log._state.is_closed = True
-        log.writer.claim.release()
-    logdir._closed = True
-    logdir._claim.release()
-
-
-def _crashing_step(limit: int) -> Any:
-    def step(self: Any) -> None:
-        self.done += 1
-        if self.done > limit:
-            raise logcore.StorageWriteError("stopped") from OSError(errno.EIO, "stopped")
-
-    return step
+        assert stop > 2
+        return
 
 
 def test_a_thousand_partitions_write_each_checkpoint_once_when_closed(data: str, monkeypatch: Any) -> None:
@@ -395,29 +363,37 @@ def test_closed_directories_say_so(data: str) -> None:
 # -- what went wrong once ------------------------------------------------------------------------------------------
 
 
-def test_a_topic_whose_deletion_was_interrupted_can_be_made_again(data: str) -> None:
-    for stop in range(60):
-        where = os.path.join(data, str(stop))
-        with logcore.open_dir(where, create=True) as logdir:
+def test_a_topic_whose_deletion_was_interrupted_can_be_made_again() -> None:
+    for stop in itertools.count():
+        disk = SimulatedDisk()
+        with logcore.open_dir("/d", create=True, fs=disk) as logdir:
             logdir.create_topic("t", partitions=2)
             logdir.partition("t", 1).append_many([(None, b"old")] * 100)
-        fs = _crashing(10**9)
-        logdir = logcore.open_dir(where, fs=fs)
-        fs.__class__._step = _crashing_step(fs.done + stop)
-        with contextlib.suppress(logcore.StorageWriteError):
+        logdir = logcore.open_dir("/d", fs=disk)
+        disk.crash_in(stop)
+        try:
             logdir.delete_topic("t")
-        fs.__class__._step = lambda self: None
-        _abandon(logdir)
-        with logcore.open_dir(where) as logdir:
-            if "t" in logdir:
-                assert logdir.partition("t", 1).log_end_offset == 100
-                logdir.delete_topic("t")
-            logdir.create_topic("t", partitions=3)
-            assert [logdir.partition("t", n).append(b"new").offset for n in range(3)] == [0, 0, 0]
+        except SimulatedCrash:
+            for state in disk.after_crash(limit=3):
+                _make_again(state)
+            continue
+        disk.crash_in(None)
+        logdir.close()
+        assert stop > 2
+        return
+
+
+def _make_again(disk: SimulatedDisk) -> None:
+    with logcore.open_dir("/d", fs=disk) as logdir:
+        if "t" in logdir:
+            assert logdir.partition("t", 1).log_end_offset == 100
+            logdir.delete_topic("t")
+        logdir.create_topic("t", partitions=3)
+        assert [logdir.partition("t", n).append(b"new").offset for n in range(3)] == [0, 0, 0]
 
 
 def test_a_deletion_that_fails_is_tried_again_and_keeps_its_name(data: str) -> None:
-    fs = FaultyFS()
+    fs = OsFS()
     with logcore.open_dir(data, create=True, fs=fs) as logdir:
         logdir.create_topic("t", partitions=2)
         logdir.partition("t", 0).append(b"old record")
@@ -442,7 +418,7 @@ def test_a_deletion_that_fails_is_tried_again_and_keeps_its_name(data: str) -> N
 
 
 def test_a_creation_that_fails_leaves_nothing(data: str) -> None:
-    fs = FaultyFS()
+    fs = OsFS()
     with logcore.open_dir(data, create=True, fs=fs) as logdir:
         real = fs.mkdir
 
@@ -514,9 +490,10 @@ def test_settings_of_time_reach_the_segment_that_is_written(data: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["truncate", "delete"])
-def test_a_recovery_point_that_was_gathered_is_not_written_for_what_came_since(data: str, what: str) -> None:
+def test_a_recovery_point_that_was_gathered_is_not_written_for_what_came_since(what: str) -> None:
     """A point above the end of the log would keep it from being opened."""
-    with logcore.open_dir(data, create=True) as logdir:
+    disk = SimulatedDisk()
+    with logcore.open_dir("/d", create=True, fs=disk) as logdir:
         logdir.create_topic("t")
         log = logdir.partition("t", 0)
         log.append_many([(None, b"v")] * 10)
@@ -530,9 +507,9 @@ def test_a_recovery_point_that_was_gathered_is_not_written_for_what_came_since(d
             logdir.create_topic("t")
             logdir.partition("t", 0).append(b"new")
         logdir._upkeeper._save_recovery_points([(("t", 0), log, point)])
-        assert checkpoint.read_offsets(OS, data, checkpoint.RECOVERY_POINT).get(("t", 0), 0) <= 3
-        _abandon(logdir)
-    with logcore.open_dir(data) as logdir:
+        assert checkpoint.read_offsets(disk, "/d", checkpoint.RECOVERY_POINT).get(("t", 0), 0) <= 3
+        disk.kill()
+    with logcore.open_dir("/d", fs=disk) as logdir:
         assert logdir.partition("t", 0).log_end_offset == (3 if what == "truncate" else 1)
 
 

@@ -11,7 +11,6 @@ import errno
 import itertools
 import os
 import resource
-import shutil
 import subprocess
 import sys
 import threading
@@ -27,10 +26,12 @@ from logcore.log import open_log
 from logcore.partition import writer as writer_module
 from logcore.recordbatch import encode
 from logcore.testing import Fault, FaultPlan, FoundLog, SimulatedCrash, SimulatedDisk
-from support.disks import FaultyFS, always, once
 from support.programs import COMPACTED, ERRNOS, FAILING, Program, Recoveries
 
-LOG = f"{0:020d}.log"
+#: A path of a partition on a simulated disk, and its first segment. On real files: LOG_NAME in a folder of the test.
+PARTITION = "/t-0"
+LOG_NAME = f"{0:020d}.log"
+LOG = f"{PARTITION}/{LOG_NAME}"
 
 
 def values(path: Path) -> list[bytes | None]:
@@ -38,14 +39,28 @@ def values(path: Path) -> list[bytes | None]:
         return [record.value for record in log.read(log.log_start_offset)]
 
 
+def stored(disk: SimulatedDisk) -> list[bytes | None]:
+    """The values in PARTITION."""
+    with logcore.open(PARTITION, read_only=True, fs=disk) as log:
+        return [record.value for record in log.read(log.log_start_offset)]
+
+
+def calls(disk: SimulatedDisk, name: str) -> int:
+    return sum(operation.name == name for operation in disk.operations)
+
+
+def failing_always(operation: str, code: int = errno.EIO, path: str = "*") -> FaultPlan:
+    return FaultPlan(Fault(operation, code, path=path, times=None))
+
+
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 @pytest.mark.parametrize("policy", ["always", "group", "os"])
-def test_a_full_disk_is_cut_back_and_may_be_retried(partition: Path, code: int, policy: str) -> None:
-    fs = FaultyFS()
-    with open_log(partition, create=True, durability=policy, fs=fs) as log:
+def test_a_full_disk_is_cut_back_and_may_be_retried(code: int, policy: str) -> None:
+    disk = SimulatedDisk()
+    with open_log(PARTITION, create=True, durability=policy, fs=disk) as log:
         log.append(b"first")
-        size = (partition / LOG).stat().st_size
-        fs.plan = always("pwrite", code, suffix=".log")
+        size = len(disk.content(LOG))
+        disk.faults = failing_always("pwrite", code, "*.log")
         for call in (
             lambda: log.append(b"second"),
             lambda: log.append_many([(None, b"x" * 1000)] * 50),
@@ -55,53 +70,51 @@ def test_a_full_disk_is_cut_back_and_may_be_retried(partition: Path, code: int, 
                 call()
             assert met.value.retriable
             assert isinstance(met.value.__cause__, OSError)
-            assert (partition / LOG).stat().st_size == size, "no byte of it stays"
+            assert len(disk.content(LOG)) == size, "no byte of it stays"
             assert log.log_end_offset == 1
-        fs.plan = lambda *_: None
+        disk.faults = None
         assert log.append(b"second").offset == 1
-    assert values(partition) == [b"first", b"second"]
+    assert stored(disk) == [b"first", b"second"]
 
 
-def test_a_full_disk_in_the_middle_of_a_large_append_takes_back_all_of_it(partition: Path) -> None:
-    fs = FaultyFS()
-    with open_log(partition, create=True, durability="group", fs=fs) as log:
+def test_a_full_disk_in_the_middle_of_a_large_append_takes_back_all_of_it() -> None:
+    disk = SimulatedDisk()
+    with open_log(PARTITION, create=True, durability="group", fs=disk) as log:
         log.append(b"first")
-        size = (partition / LOG).stat().st_size
-        writes = fs.counts["pwrite"]
-        fs.plan = lambda name, nth, path: (
-            errno.ENOSPC if name == "pwrite" and nth > writes + 2 and path.endswith(".log") else None
-        )
+        size = len(disk.content(LOG))
+        disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.log", at=3, times=None))
         with pytest.raises(logcore.DiskFullError):
             log.append_many([(None, b"x" * 100_000)] * 60)  # 6 MB, in parts of 1 MiB
         if log.log_end_offset == 1:
-            assert (partition / LOG).stat().st_size == size
-        fs.plan = lambda *_: None
+            assert len(disk.content(LOG)) == size
+        disk.faults = None
         end = log.log_end_offset
         log.append(b"last")
         assert next(log.read(end)).value == b"last"
 
 
-def test_a_write_that_cannot_be_cut_back_poisons(partition: Path) -> None:
-    fs = FaultyFS()
-    log = open_log(partition, create=True, fs=fs)
+def test_a_write_that_cannot_be_cut_back_poisons() -> None:
+    disk = SimulatedDisk()
+    log = open_log(PARTITION, create=True, fs=disk)
     log.append(b"first")
-    fs.plan = lambda name, nth, path: errno.ENOSPC if name in ("pwrite", "truncate") and path.endswith(".log") else None
+    refused = [Fault(name, errno.ENOSPC, path="*.log", times=None) for name in ("pwrite", "truncate")]
+    disk.faults = FaultPlan(*refused)
     with pytest.raises(logcore.StorageWriteError):
         log.append(b"second")
-    fs.plan = lambda *_: None
+    disk.faults = None
     with pytest.raises(logcore.LogFailedError) as met:
         log.append(b"third")
     assert isinstance(met.value.__cause__, logcore.LogFailedError)
     assert [record.value for record in log.read(0)] == [b"first"], "reading goes on"
     log.close()
-    with logcore.open(partition) as again:
+    with logcore.open(PARTITION, fs=disk) as again:
         assert again.append(b"third").offset == 1
-    assert values(partition) == [b"first", b"third"]
+    assert stored(disk) == [b"first", b"third"]
 
 
 @pytest.mark.parametrize("is_sound", [True, False])
 def test_an_interrupted_append_is_taken_back_or_the_log_refuses_writes(
-    partition: Path, monkeypatch: pytest.MonkeyPatch, is_sound: bool
+    monkeypatch: pytest.MonkeyPatch, is_sound: bool
 ) -> None:
     """Else the next append would get the offset of a record that is in the file."""
 
@@ -109,22 +122,22 @@ def test_an_interrupted_append_is_taken_back_or_the_log_refuses_writes(
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    fs = FaultyFS()
-    log = open_log(partition, create=True, fs=fs)
+    disk = SimulatedDisk()
+    log = open_log(PARTITION, create=True, fs=disk)
     log.append(b"first")
     if not is_sound:
-        fs.plan = always("truncate", suffix=".log")
+        disk.faults = failing_always("truncate", path="*.log")
     monkeypatch.setattr(log.writer.active, "note", interrupt)  # the batch is written
     with pytest.raises(KeyboardInterrupt if is_sound else logcore.StorageWriteError):
         log.append(b"second")
-    fs.plan = lambda *_: None
+    disk.faults = None
     if is_sound:
         assert log.append(b"third").offset == 1
     else:
         with pytest.raises(logcore.LogFailedError):
             log.append(b"third")
     log.close()
-    with logcore.open(partition) as again:
+    with logcore.open(PARTITION, fs=disk) as again:
         found = [record.value for record in again.read(0)]
         assert found in ([[b"first", b"third"]] if is_sound else [[b"first"], [b"first", b"second"]])
         assert again.append(b"last").offset == len(found)
@@ -155,11 +168,11 @@ def test_a_taking_back_that_lacks_memory_poisons() -> None:
     assert disk.content(f"t-0/{0:020d}.txnindex") == before
 
 
-def test_an_error_of_the_device_poisons(partition: Path) -> None:
-    fs = FaultyFS()
-    log = open_log(partition, create=True, durability="os", fs=fs)
+def test_an_error_of_the_device_poisons() -> None:
+    disk = SimulatedDisk()
+    log = open_log(PARTITION, create=True, durability="os", fs=disk)
     log.append(b"first")
-    fs.plan = once("pwrite", fs.counts["pwrite"] + 1, errno.EIO, suffix=".log")
+    disk.faults = FaultPlan(Fault("pwrite", errno.EIO, path="*.log"))
     with pytest.raises(logcore.StorageWriteError):
         log.append(b"second")
     for call in (
@@ -176,14 +189,14 @@ def test_an_error_of_the_device_poisons(partition: Path) -> None:
 
 @pytest.mark.parametrize("policy", ["always", "group", "every(1)", "interval(1)", "os"])
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
-def test_a_failed_sync_is_never_tried_again(partition: Path, policy: str, code: int) -> None:
-    fs = FaultyFS()
-    log = open_log(partition, create=True, durability=policy, fs=fs)
+def test_a_failed_sync_is_never_tried_again(policy: str, code: int) -> None:
+    disk = SimulatedDisk()
+    log = open_log(PARTITION, create=True, durability=policy, fs=disk)
     log.append(b"first")
     log.flush()
     end = log.durable_end_offset
-    syncs = fs.counts["fdatasync"]
-    fs.plan = once("fdatasync", syncs + 1, code)
+    syncs = calls(disk, "fdatasync")
+    disk.faults = FaultPlan(Fault("fdatasync", code))
     with pytest.raises(logcore.DurabilityUnknownError) as met:
         log.append(b"second")
         log.flush()
@@ -193,14 +206,14 @@ def test_a_failed_sync_is_never_tried_again(partition: Path, policy: str, code: 
         with pytest.raises(logcore.LogFailedError):
             log.append(b"third")
     log.close()
-    assert fs.counts["fdatasync"] == syncs + 1, "the system would say that all is well"
-    with logcore.open(partition) as again:
+    assert calls(disk, "fdatasync") == syncs + 1, "the system would say that all is well"
+    with logcore.open(PARTITION, fs=disk) as again:
         assert next(again.read(0)).value == b"first"
 
 
-def test_under_always_at_most_one_batch_is_unsynced(partition: Path) -> None:
-    fs = FaultyFS()
-    with open_log(partition, create=True, durability="always", fs=fs) as log:
+def test_under_always_at_most_one_batch_is_unsynced() -> None:
+    disk = SimulatedDisk()
+    with open_log(PARTITION, create=True, durability="always", fs=disk) as log:
         for at in range(5):
             log.append(b"written", durability="os")
             assert log.log_end_offset - log.durable_end_offset == 1, at
@@ -208,20 +221,20 @@ def test_under_always_at_most_one_batch_is_unsynced(partition: Path) -> None:
         assert log.durable_end_offset == log.log_end_offset
 
 
-def test_an_error_that_is_kept_does_not_stop_later_appends(partition: Path) -> None:
+def test_an_error_that_is_kept_does_not_stop_later_appends() -> None:
     """Its traceback holds views of the encoder's buffer, which must be able to grow all the same."""
-    fs = FaultyFS()
-    with open_log(partition, create=True, fs=fs) as log:
-        fs.plan = always("pwrite", errno.ENOSPC, suffix=".log")
+    disk = SimulatedDisk()
+    with open_log(PARTITION, create=True, fs=disk) as log:
+        disk.faults = failing_always("pwrite", errno.ENOSPC, "*.log")
         with pytest.raises(logcore.DiskFullError) as kept:
             log.append_many([(None, b"x")] * 100)
-        fs.plan = lambda *_: None
+        disk.faults = None
         log.append_many([(None, b"x" * 1000)] * 5_000)
         assert kept.value.retriable
-    assert len(values(partition)) == 5_000
+    assert len(stored(disk)) == 5_000
 
 
-def test_every_waiter_of_a_failed_sync_is_told(partition: Path) -> None:
+def test_every_waiter_of_a_failed_sync_is_told() -> None:
     def work(at: int) -> None:
         try:
             log.append(b"%d" % at)
@@ -229,8 +242,8 @@ def test_every_waiter_of_a_failed_sync_is_told(partition: Path) -> None:
         except logcore.LogFailedError:
             outcome.append("refused")
 
-    fs = FaultyFS(always("fdatasync"))
-    log = open_log(partition, create=True, fs=fs)
+    disk = SimulatedDisk(faults=failing_always("fdatasync"))
+    log = open_log(PARTITION, create=True, fs=disk)
     outcome: list[str] = []
     threads = [threading.Thread(target=work, args=(at,)) for at in range(16)]
     for thread in threads:
@@ -238,19 +251,20 @@ def test_every_waiter_of_a_failed_sync_is_told(partition: Path) -> None:
     for thread in threads:
         thread.join()
     assert outcome == ["refused"] * 16
-    assert fs.counts["fdatasync"] == 1
+    assert calls(disk, "fdatasync") == 1
     assert log.high_watermark == 0, "nothing unsynced was shown"
     log.close()
 
 
 @pytest.mark.parametrize("operation", ["fsync", "pwrite", "truncate", "pread", "fdatasync"])
-def test_an_error_at_any_call_loses_nothing_acknowledged(tmp_path: Path, operation: str) -> None:
+def test_an_error_at_any_call_loses_nothing_acknowledged(operation: str) -> None:
     """The nth call fails, for every n that a workload reaches; then the disk heals and the log is opened."""
+    config = {"segment.bytes": 400, "index.interval.bytes": 60}
 
-    def workload(path: Path, fs: FaultyFS) -> list[bytes]:
+    def workload(disk: SimulatedDisk) -> list[bytes]:
         acknowledged: list[bytes] = []
         try:
-            with open_log(path, create=True, config={"segment.bytes": 400, "index.interval.bytes": 60}, fs=fs) as log:
+            with open_log(PARTITION, create=True, config=config, fs=disk) as log:
                 for at in range(6):
                     log.append(b"%d" % at * 20)
                     acknowledged.append(b"%d" % at * 20)
@@ -265,32 +279,40 @@ def test_an_error_at_any_call_loses_nothing_acknowledged(tmp_path: Path, operati
             pass
         return acknowledged
 
-    calm = FaultyFS()
-    workload(tmp_path / "calm-0", calm)
-    assert calm.counts[operation] > 3
-    for nth in range(1, calm.counts[operation] + 1):
-        for code in (errno.EIO, errno.ENOSPC):
-            path = tmp_path / f"f{nth}-{code}"
-            acknowledged = workload(path, FaultyFS(once(operation, nth, code)))
-            if not path.is_dir():
-                assert acknowledged == []
-                continue
-            with logcore.open(path, create=True) as log:
-                found = [record.value for record in log.read(0)]
-                # What was not acknowledged may be there or not, but only in the order it was sent.
-                assert found[: len(acknowledged)] == acknowledged or found == acknowledged[:11], (nth, code)
-                assert log.append(b"after").offset == len(found)
+    def is_reached(nth: int, code: int) -> bool:
+        plan = FaultPlan(Fault(operation, code, at=nth))
+        disk = SimulatedDisk(faults=plan)
+        acknowledged = workload(disk)
+        disk.faults = None
+        with logcore.open(PARTITION, create=True, fs=disk) as log:
+            found = [record.value for record in log.read(0)]
+            # What was not acknowledged may be there or not, but only in the order it was sent.
+            assert found[: len(acknowledged)] == acknowledged or found == acknowledged[:11], (nth, code)
+            assert log.append(b"after").offset == len(found)
+        return bool(plan.hits)
+
+    for code in (errno.EIO, errno.ENOSPC):
+        nth = 1
+        while is_reached(nth, code):
+            nth += 1
+        assert nth > 4
 
 
-def test_a_failing_read_at_opening_changes_nothing(partition: Path) -> None:
-    with logcore.open(partition, create=True) as log:
+def test_a_failing_read_at_opening_changes_nothing() -> None:
+    def files_of_the_partition() -> dict[str, bytes]:
+        return {path: content for path, content in disk.files().items() if path.startswith(PARTITION)}
+
+    disk = SimulatedDisk()
+    with logcore.open(PARTITION, create=True, fs=disk) as log:
         log.append_many([(None, b"x" * 100)] * 20)
-    (partition.parent / "recovery-point-offset-checkpoint").unlink()
-    before = {path.name: path.read_bytes() for path in partition.iterdir()}
+    disk.put("/recovery-point-offset-checkpoint", None)
+    before = files_of_the_partition()
+    disk.faults = failing_always("pread", path="*.log")
     with pytest.raises(logcore.StorageReadError):
-        open_log(partition, fs=FaultyFS(always("pread", suffix=".log")))
-    assert {path.name: path.read_bytes() for path in partition.iterdir()} == before
-    with logcore.open(partition) as log:
+        open_log(PARTITION, fs=disk)
+    disk.faults = None
+    assert files_of_the_partition() == before
+    with logcore.open(PARTITION, fs=disk) as log:
         assert log.log_end_offset == 20
 
 
@@ -365,52 +387,55 @@ def test_partitions_of_one_directory_share_their_checkpoints_safely(tmp_path: Pa
 
 
 @pytest.mark.parametrize("operation", ["pwrite", "fsync"])
-def test_a_note_that_cannot_be_written_does_not_fail_an_append(partition: Path, operation: str) -> None:
+def test_a_note_that_cannot_be_written_does_not_fail_an_append(operation: str) -> None:
     """The durable end for other processes, and the recovery point: the record itself is on disk."""
-    fs = FaultyFS()
-    with open_log(partition, create=True, config={"segment.bytes": 200}, fs=fs) as log:
-        fs.plan = lambda name, nth, path: (
-            errno.ENOSPC if name == operation and not path.endswith((".log", "index")) else None
-        )
+    disk = SimulatedDisk()
+    with open_log(PARTITION, create=True, config={"segment.bytes": 200}, fs=disk) as log:
+        disk.faults = failing_always(operation, errno.ENOSPC, "*[!gx]")  # not *.log, nor *index
         for at in range(6):
             receipt = log.append(b"%d" % at * 10)
             assert (receipt.offset, receipt.durability) == (at, "disk")
         assert log.high_watermark == 6
-        fs.plan = lambda *_: None
-    assert len(values(partition)) == 6
+        assert disk.faults.hits
+        disk.faults = None
+    assert len(stored(disk)) == 6
 
 
-def test_recovery_puts_what_it_keeps_into_a_new_file(partition: Path) -> None:
+def test_recovery_puts_what_it_keeps_into_a_new_file() -> None:
     """After a failed sync the system may take pages for clean that never reached the disk; a new file has none."""
-    log = open_log(partition, create=True, fs=FaultyFS(always("fdatasync")))
+    disk = SimulatedDisk(faults=failing_always("fdatasync"))
+    log = open_log(PARTITION, create=True, fs=disk)
     with pytest.raises(logcore.DurabilityUnknownError):
         log.append(b"perhaps on disk")
     log.close()
-    before = (partition / LOG).stat().st_ino
-    with logcore.open(partition) as again:
+    disk.faults = None
+    before = disk.identity(LOG)
+    with logcore.open(PARTITION, fs=disk) as again:
         assert again.log_end_offset == 1
-        assert (partition / LOG).stat().st_ino != before
+        assert disk.identity(LOG) != before
         assert again.append(b"next").offset == 1
-    kept = (partition / LOG).stat().st_ino
-    with logcore.open(partition):
-        assert (partition / LOG).stat().st_ino == kept, "a clean close leaves nothing to do"
-    assert values(partition) == [b"perhaps on disk", b"next"]
+    kept = disk.identity(LOG)
+    with logcore.open(PARTITION, fs=disk):
+        assert disk.identity(LOG) == kept, "a clean close leaves nothing to do"
+    assert stored(disk) == [b"perhaps on disk", b"next"]
 
 
-def test_a_sync_that_fails_in_recovery_is_noted_for_the_next(partition: Path) -> None:
+def test_a_sync_that_fails_in_recovery_is_noted_for_the_next() -> None:
     """Memory may show data from then on that the disk does not have, and call it clean."""
-    log = open_log(partition, create=True, durability="os")
+    disk = SimulatedDisk()
+    log = open_log(PARTITION, create=True, durability="os", fs=disk)
     log.append(b"perhaps on disk")
-    killed = shutil.copytree(partition, partition.parent / "killed-0")
-    log.close()
-    before = (killed / LOG).stat().st_ino
+    disk.kill()
+    before = disk.identity(LOG)
+    disk.faults = failing_always("fsync", path="*.log")
     with pytest.raises(logcore.StorageWriteError):
-        open_log(killed, fs=FaultyFS(always("fsync", suffix=".log")))
-    assert (killed / LOG).stat().st_ino == before
-    with open_log(killed) as again:
-        assert (killed / LOG).stat().st_ino != before, "what is kept went into a new file"
+        open_log(PARTITION, fs=disk)
+    disk.faults = None
+    assert disk.identity(LOG) == before
+    with open_log(PARTITION, fs=disk) as again:
+        assert disk.identity(LOG) != before, "what is kept went into a new file"
         assert again.append(b"next").offset == 1
-    assert values(killed) == [b"perhaps on disk", b"next"]
+    assert stored(disk) == [b"perhaps on disk", b"next"]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
@@ -445,18 +470,20 @@ def test_a_marker_that_cannot_be_written_or_indexed(code: int) -> None:
     assert len(disk.content(f"t-0/{0:020d}.txnindex")) == TXN_ENTRY.itemsize
 
 
-def test_recovery_on_a_full_disk_still_opens(partition: Path) -> None:
-    log = open_log(partition, create=True, fs=FaultyFS(always("fdatasync")))
+def test_recovery_on_a_full_disk_still_opens() -> None:
+    disk = SimulatedDisk(faults=failing_always("fdatasync"))
+    log = open_log(PARTITION, create=True, fs=disk)
     with pytest.raises(logcore.DurabilityUnknownError):
         log.append(b"perhaps on disk")
     log.close()
-    with (partition / LOG).open("ab") as file:
-        file.write(bytes(100))
-    with open_log(partition, fs=FaultyFS(always("pwrite", errno.ENOSPC, suffix=".log.tmp"))) as again:
+    disk.put(LOG, disk.content(LOG) + bytes(100))
+    disk.faults = failing_always("pwrite", errno.ENOSPC, "*.log.tmp")
+    with open_log(PARTITION, fs=disk) as again:
         assert again.log_end_offset == 1
         assert again.append(b"next").offset == 1
-    assert values(partition) == [b"perhaps on disk", b"next"]
-    assert not list(partition.glob("*.tmp"))
+        assert disk.faults.hits
+    assert stored(disk) == [b"perhaps on disk", b"next"]
+    assert not [path for path in disk.files() if path.endswith(".tmp")]
 
 
 def test_closing_while_others_append_harms_no_other_file(tmp_path: Path) -> None:

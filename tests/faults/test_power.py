@@ -45,8 +45,8 @@ from logcore.fs import OsFS
 from logcore.log import open_log
 from logcore.partition import recovery
 from support import real_faults
-from support.disks import believe_memory
 from support.real_faults import POLICIES, WORKLOADS, LogWorker, Outcome, Site, Strike, Workload, fork, heard, run_forked
+from support.seeded import believe_memory
 
 SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or 20_261_121
 

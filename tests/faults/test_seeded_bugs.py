@@ -44,7 +44,6 @@ from logcore.testing import (
     SimulatedDisk,
 )
 from logcore.testing.oracle import check_memory
-from support.disks import believe_memory
 from support.exploring import LARGE, LIVES, explored, failing, is_log
 from support.programs import (
     COMPACTED,
@@ -55,6 +54,7 @@ from support.programs import (
     Program,
     Recoveries,
 )
+from support.seeded import believe_memory
 
 Seeder = Callable[[pytest.MonkeyPatch], None]
 

@@ -11,8 +11,7 @@ import pytest
 import logcore
 from logcore.log import open_log
 from logcore.recordbatch import encode, stamp_crc
-from logcore.testing import SimulatedDisk
-from support.disks import FaultyFS
+from logcore.testing import Fault, FaultPlan, SimulatedDisk
 
 LOG = f"{0:020d}.log"
 
@@ -63,16 +62,15 @@ def test_P52_read_committed_leaves_out_what_was_aborted_or_is_open(partition: Pa
 
 @pytest.mark.parametrize("nth", range(1, 12))
 def test_a_failed_look_at_a_marker_does_not_turn_aborted_into_committed(partition: Path, nth: int) -> None:
-    fs = FaultyFS()
     partition_of(partition, STORY)
-    with open_log(partition, read_only=True, fs=fs) as log:
-        start = fs.counts.get("pread", 0)
-        fs.plan = lambda name, count, path: errno.EIO if name == "pread" and count == start + nth else None
+    disk = SimulatedDisk({f"/t-0/{file.name}": file.read_bytes() for file in partition.iterdir()})
+    with open_log("/t-0", read_only=True, fs=disk) as log:
+        disk.faults = FaultPlan(Fault("pread", errno.EIO, at=nth))
         try:
             committed(log)
         except logcore.StorageReadError:
             pass
-        fs.plan = lambda *_: None
+        disk.faults = None
         assert committed(log) == [b"committed", b"committed too", b"plain"]
 
 
