@@ -111,7 +111,7 @@ def explored(*, names: Names, remove: bool, limit: int) -> Report:
 @pytest.mark.parametrize(
     ("names", "limit", "remove"),
     [
-        ("posix", 1, True),
+        ("posix", 2, True),
         *(
             pytest.param(names, 200, remove, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
             for names in ("posix", "journal")
