@@ -840,16 +840,20 @@ class SimulatedDisk(Surroundings, DiskLocks):
     def _keep_names(self, directory: Directory | None) -> None:
         """Makes changes of names durable: those of one directory, or (None) all."""
         left = []
+        is_less = False  # whether a file may have lost its last name
         for naming in self._journal:
             if directory is not None and not naming.touches(directory):
                 left.append(naming)
                 continue
             if naming.gone is not None:
                 naming.gone[0].durable.pop(naming.gone[1], None)
+                is_less = True
             if naming.come is not None:
-                naming.come[0].durable[naming.come[1]] = naming.come[2]
+                place, name, node = naming.come
+                is_less = is_less or name in place.durable
+                place.durable[name] = node
         self._journal = left
-        if len(self._dirty) > 4:
+        if is_less and len(self._dirty) > 4:  # the walk below takes longer than all else
             living = {naming.come[2] for naming in left if naming.come is not None}
             waiting = [self._root]
             while waiting:
