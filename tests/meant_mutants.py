@@ -504,7 +504,7 @@ MISTAKES: Final = (
         "        if member.joining is not done.waiter or group.generation != done.generation "
         "or group.state != STABLE:\n",
         "        if group.state == DEAD:\n",
-        "coordination/test_coordination.py::test_in_any_order_the_invariants_hold_and_nobody_waits_for_ever",
+        "coordination/test_coordination.py",
     ),
     Mistake(
         "join_timer_outlives_its_rebalance", "logcore/coordination/membership.py",

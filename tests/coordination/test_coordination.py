@@ -461,6 +461,37 @@ def test_what_was_stored_for_a_group_that_is_gone_changes_no_new_one() -> None:
     assert world.replies[syncing].assignment == b"new"
 
 
+def test_a_static_member_that_a_rebalance_has_answered_is_not_answered_again() -> None:
+    """The record of its new id is on disk only after the next generation has begun."""
+    world = World()
+    first = world.join(instance="s0")
+    member_id = world.replies[first].member_id
+    world.sync(member_id, world.group.generation, {member_id: b""}, instance="s0")
+    world.settle()
+    again = world.join(instance="s0")
+    assert world.stores and again not in world.replies
+    newcomer = world.join()
+    assert isinstance(world.replies[again], Joined)
+    assert isinstance(world.replies[newcomer], Joined)
+    world.settle()
+    assert world.group.state == COMPLETING
+
+
+def test_a_member_that_waited_for_longer_than_its_session_has_one_again() -> None:
+    """Its timer does not run while its join waits. When it is answered and then silent, the group must go on."""
+    world = World()
+    ids, generation = world.form(2)
+    waiting = world.join(ids[0])
+    for _ in range(3):
+        world.sleep(SESSION_MS // 2)
+        assert world.beat(ids[1], generation) is GroupError.REBALANCE_IN_PROGRESS
+    assert waiting not in world.replies
+    world.join(ids[1])
+    assert isinstance(world.replies[waiting], Joined)
+    world.sleep(SESSION_MS)
+    assert ids[0] not in world.group.members
+
+
 # -- any order of things -------------------------------------------------------------------------------------------
 
 
