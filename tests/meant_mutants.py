@@ -883,11 +883,11 @@ MISTAKES: Final = (
         "consumer/test_shared_groups_exploration.py",
     ),
     Mistake(
-        "partition_is_let_go_of_before_the_commit", "logcore/consumer/consumer.py",
-        "        self._give_up(frozenset(self._readings) - partitions)\n        self._take_owned()\n",
+        "partition_is_let_go_of_before_the_commit", "logcore/consumer/assignment.py",
+        "        self._give_up(self._read() - partitions)\n        self._take_owned()\n",
         "        if self._ownership is not None:\n"
-        "            self._ownership.settle(frozenset(self._readings) & partitions, self._place.group_metadata())\n"
-        "        self._give_up(frozenset(self._readings) - partitions)\n        self._take_owned()\n",
+        "            self._ownership.settle(self._read() & partitions, self._place.group_metadata())\n"
+        "        self._give_up(self._read() - partitions)\n        self._take_owned()\n",
         "consumer/test_shared_groups_exploration.py",
     ),
     Mistake(
@@ -909,7 +909,7 @@ MISTAKES: Final = (
         "consumer/test_ownership.py",
     ),
     Mistake(
-        "partition_is_read_while_another_owns_it", "logcore/consumer/consumer.py",
+        "partition_is_read_while_another_owns_it", "logcore/consumer/assignment.py",
         "            owned = self._ownership.settle(self._share, self._place.group_metadata())\n",
         "            self._ownership.settle(self._share, self._place.group_metadata())\n",
         "consumer/test_shared_groups_exploration.py",
@@ -1032,7 +1032,7 @@ MISTAKES: Final = (
         "consumer/test_consumer_commits.py",
     ),
     Mistake(
-        "commit_of_a_listener_waits_for_the_next_generation", "logcore/consumer/consumer.py",
+        "commit_of_a_listener_waits_for_the_next_generation", "logcore/consumer/assignment.py",
         "            self._commits.settle()  # what the listener commits is of the generation that ends\n",
         "",
         "consumer/test_consumer_commits.py",
@@ -1165,13 +1165,13 @@ MISTAKES: Final = (
         "consumer/test_assignors.py",
     ),
     Mistake(
-        "deadlines_are_noticed_by_nobody_who_waits", "logcore/consumer/consumer.py",
-        "        self._group().look()\n",
+        "deadlines_are_noticed_by_nobody_who_waits", "logcore/consumer/assignment.py",
+        "        self._groups.look()\n",
         "",
         "consumer/test_consumer_groups.py",
     ),
     Mistake(
-        "given_up_without_a_commit", "logcore/consumer/consumer.py",
+        "given_up_without_a_commit", "logcore/consumer/assignment.py",
         "        if partitions:\n            self._commits.commit_finished()\n",
         "",
         "consumer/test_consumer_groups.py",

@@ -709,7 +709,7 @@ class LogDir:
             groups = self._coordinators.groups(self)
         if chosen.uses_registry:
             registry = self._coordinators.registry(self)
-        return Consumer(self._fs, self, self._claim is None, groups, chosen, registry)
+        return Consumer(self._fs, self, groups, chosen, registry)
 
     def connector(self, group_id: str, /, **settings: Unpack[ConsumerOptions]) -> Connector:
         """Streams of records for threads that share the work of a group; see logcore.consumer.streams.

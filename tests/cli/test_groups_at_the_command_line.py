@@ -187,8 +187,9 @@ def test_offsets_of_a_group_with_members_are_moved_by_force_alone(data: Path) ->
         consumer.poll(0)
         consumer.commit()
         (owner,) = {row["owner"] for row in rows("group", "describe", data, "g")}
-        assert consumer._registration is not None
-        assert owner == f"{consumer._registration.consumer_id}-0"
+        registration = consumer._assignment._registration
+        assert registration is not None
+        assert owner == f"{registration.consumer_id}-0"
         for command in ("export", "import"):
             refused = elsewhere("group", command, data, "g", code=2)
             assert "has 1 members" in refused

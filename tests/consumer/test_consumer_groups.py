@@ -95,7 +95,7 @@ def test_cooperative_members_keep_what_stays_theirs() -> None:
         first, second = consumers(data, 2)
         first.poll()
         poll_all([first, second])
-        told = first._listener.calls  # type: ignore[attr-defined]
+        told = first._assignment._listener.calls  # type: ignore[attr-defined]
         assert told == [("assigned", [0, 1, 2, 3]), ("revoked", [2, 3])] or told[1][0] == "revoked"
         assert len(told) == 2, "what it keeps was never taken from it"
         first.close()
@@ -237,7 +237,7 @@ def test_who_stops_polling_loses_its_share_and_its_commits() -> None:
             slow.commit()
         assert quick.committed([mine])[mine].offset == 9  # type: ignore[union-attr]
         slow.poll()
-        assert ("lost", [mine.partition]) in slow._listener.calls  # type: ignore[attr-defined]
+        assert ("lost", [mine.partition]) in slow._assignment._listener.calls  # type: ignore[attr-defined]
         poll_all([slow, quick])
         assert sorted(map(len, shares([slow, quick]))) == [1, 1]
         slow.close()

@@ -158,7 +158,7 @@ def test_a_member_that_is_none_any_more_keeps_nobody_out(
         disk.advance(1_000)
         other.poll(0)
     assert len(other.assignment()) == 2
-    other_id = other._registration.consumer_id  # type: ignore[union-attr]
+    other_id = other._assignment._registration.consumer_id  # type: ignore[union-attr]
     assert set(owners(registry).values()) == {f"{other_id}-0"}
     stuck.poll(0)  # hears that it lost all, and deletes nothing of the other's
     assert set(owners(registry).values()) == {f"{other_id}-0"}

@@ -286,9 +286,10 @@ class Group:
             return
         for one in handed:
             owner = registry.get(paths.owner("g", one.topic, one.partition))
-            assert consumer._registration is not None
+            registration = consumer._assignment._registration
+            assert registration is not None
             named, number = paths.unpack_owner(owner.value)
-            assert (named, number) == (consumer._registration.consumer_id, 0), f"one living owner: {one}, {owner}"
+            assert (named, number) == (registration.consumer_id, 0), f"one living owner: {one}, {owner}"
         for other in self._living():
             if other is consumer or other._place.member is None:
                 continue

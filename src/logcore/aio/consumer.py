@@ -29,8 +29,9 @@ from logcore.callbacks import call
 from logcore.consumer import consumer as synchronous
 from logcore.consumer import values
 from logcore.consumer.commits import OnCommit
-from logcore.consumer.fetcher import MAX_COLUMN_BYTES, Fetcher, Reading, check_columns
+from logcore.consumer.fetcher import MAX_COLUMN_BYTES, Fetcher, check_columns
 from logcore.consumer.membership import TopicPartition
+from logcore.consumer.readings import Reading
 from logcore.consumer.values import (
     ConsumerMetrics,
     ConsumerRecords,
@@ -570,7 +571,7 @@ def _size_bytes(record: TopicRecord) -> int:
     return sum(sizes)
 
 
-def opening(directory: LogDir, is_read_only: bool, settings: ConsumerSettings) -> Opening[Consumer]:
+def opening(directory: LogDir, settings: ConsumerSettings) -> Opening[Consumer]:
     """A consumer of a directory that is open, for the task that awaits it."""
 
     def make() -> _Stepped:
@@ -581,7 +582,7 @@ def opening(directory: LogDir, is_read_only: bool, settings: ConsumerSettings) -
             groups = directory.coordinators.groups(directory)
         if settings.uses_registry:
             registry = directory.coordinators.registry(directory)
-        return _Stepped(fs_of(directory), directory, is_read_only, groups, settings, registry)
+        return _Stepped(fs_of(directory), directory, groups, settings, registry)
 
     async def begin() -> Consumer:
         home = Home("the consumer")

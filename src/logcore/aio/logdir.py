@@ -238,4 +238,4 @@ class LogDir:
         """A consumer of topics; see logcore.LogDir.consumer(). For `async with`, or with `await`."""
         self._home.check()
         synchronous.check_open(self.sync)
-        return consumers.opening(self.sync, self.sync.is_read_only, consumer_settings(config, settings))
+        return consumers.opening(self.sync, consumer_settings(config, settings))

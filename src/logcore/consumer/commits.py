@@ -11,7 +11,7 @@ Rules:
 - What could not be committed before partitions were given up is reported to the logger, and processed again by the
   next owner.
 
-Not here: what is finished (fetcher.py), when partitions are given up (consumer.py), and where offsets are stored
+Not here: what is finished (fetcher.py), when partitions are given up (assignment.py), and where offsets are stored
 (offsetstores.py).
 """
 
@@ -25,10 +25,10 @@ from typing import Final
 import attrs
 
 from logcore.callbacks import call
-from logcore.consumer.fetcher import Reading
 from logcore.consumer.member import GroupMember
 from logcore.consumer.membership import TopicPartition
 from logcore.consumer.offsetstores import OffsetStores
+from logcore.consumer.readings import Reading
 from logcore.consumer.values import ConsumerSettings, GroupMetadata, OffsetAndMetadata
 from logcore.coordination.effects import Committer, GroupError, OffsetKey
 from logcore.errors import (
@@ -87,7 +87,7 @@ class Place:
 
 
 class Commits:
-    """The commits of one consumer. readings: what it reads now; stores: None without a group."""
+    """The commits of one consumer. readings: what it reads now; place: who commits; stores: None without a group."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Commits:
         self._fs = fs
         self._settings = settings
         self._readings = readings
-        self._place = place
+        self.place = place
         self._stores = stores
         self._due_ms = 0  # of auto-commit
         self.stored = 0  # commits, for the metrics
@@ -129,7 +129,7 @@ class Commits:
         """
         error = self._store_in_time(chosen, timeout)
         is_outdated = error is GroupError.ILLEGAL_GENERATION
-        if is_outdated and self._place.enter_generation():
+        if is_outdated and self.place.enter_generation():
             error = self._store_in_time(chosen, timeout)
         if error is not None:
             raise self._refusal(error)
@@ -196,7 +196,7 @@ class Commits:
         stores = self._offsets()
         if not chosen:
             return None
-        member = self._place.member
+        member = self.place.member
         if member is not None and member.is_removed:
             # It names no member now. In a group that has no others such a commit would count.
             return GroupError.UNKNOWN_MEMBER_ID
@@ -204,7 +204,7 @@ class Commits:
         rows: dict[OffsetKey, Committed] = {
             one: Committed(each.offset, each.leader_epoch, each.metadata, now_ms) for one, each in chosen.items()
         }
-        error = stores.commit(self._place.committer(), rows)
+        error = stores.commit(self.place.committer(), rows)
         if error is not None:
             self.refused += 1
             return error

@@ -8,8 +8,8 @@ Rules (clients reference 5):
 - A commit is on disk when it returns. One of a consumer that lost its partitions is refused and changes nothing.
 - A consumer starts no thread. It keeps its place in the group by calling poll(), at least every max_poll_interval_ms.
 
-Not here: which records come next (fetcher.py), how a group divides partitions (member.py, assignors.py), and where
-offsets are stored (groups.py).
+Not here: which partitions are read (assignment.py), which records come next (fetcher.py), how a group divides
+partitions (member.py, assignors.py), and where offsets are stored (groups.py).
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Protocol, Self, cast
+from typing import TYPE_CHECKING, Final, Self
 
+from logcore.consumer.assignment import Assignment, Directory
 from logcore.consumer.commits import Commits, OnCommit, Place
-from logcore.consumer.fetcher import MAX_COLUMN_BYTES, Fetcher, Reading, check_columns, misplaced
-from logcore.consumer.groups import Directory as GroupDirectory
+from logcore.consumer.fetcher import MAX_COLUMN_BYTES, Fetcher, check_columns, misplaced
 from logcore.consumer.groups import Groups
-from logcore.consumer.member import LOST, REJOIN, GroupMember, Heard, Share
 from logcore.consumer.membership import TopicPartition
 from logcore.consumer.offsetstores import OffsetStores
-from logcore.consumer.ownership import Ownership, Registration
+from logcore.consumer.ownership import Registration
+from logcore.consumer.readings import Reading, Readings
 from logcore.consumer.sharedgroups import SharedGroups
 from logcore.consumer.values import (
     ConsumerMetrics,
@@ -50,19 +50,15 @@ from logcore.errors import (
     ConsumerStateError,
     ForkedWriterError,
     InvalidConfigError,
-    LogcoreError,
     NoOffsetError,
     RebalanceInProgressError,
-    TopicNotFoundError,
     WakeupError,
 )
 from logcore.format.columns import RecordColumns
 from logcore.format.grouprecords import Committed
-from logcore.fs import FS, SharedFS
+from logcore.fs import FS
 from logcore.kernels import TopicRecord
 from logcore.log import Log
-from logcore.names import INTERNAL_TOPICS
-from logcore.reader import listen_to
 from logcore.registry import Registry
 from logcore.registry.paths import Pattern
 
@@ -79,15 +75,6 @@ _ELSEWHERE_LOOKS: Final = 100  # of a commit elsewhere, for a generation that be
 _ELSEWHERE_SECONDS: Final = 0.1
 
 
-class Directory(GroupDirectory, Protocol):
-    """What is asked of the LogDir."""
-
-    @property
-    def is_shared(self) -> bool: ...
-    def topics(self) -> list[str]: ...
-    def refresh(self) -> None: ...
-
-
 class Consumer:
     """Made by LogDir.consumer(). A with block closes it; used by one thread at a time, but for wakeup()."""
 
@@ -95,7 +82,6 @@ class Consumer:
         self,
         fs: FS,
         directory: Directory,
-        is_read_only: bool,
         groups: Groups | SharedGroups | None,
         settings: ConsumerSettings,
         registry: Registry | None = None,
@@ -103,42 +89,34 @@ class Consumer:
         """Not for users. registry: where offsets are committed too, or in place of the log."""
         self._fs = fs
         self._directory = directory
-        self._is_read_only = is_read_only
+        self._is_read_only = directory.is_read_only
         self._is_shared = directory.is_shared
         self._groups = groups
         self._settings = settings
         self._place = Place(str(settings.group_id), settings.group_instance_id)
-        self._topics: frozenset[str] = frozenset()
-        self._pattern: re.Pattern[str] | None = None
-        self._listener = RebalanceListener()
-        self._readings: dict[TopicPartition, Reading] = {}
-        self._registration: Registration | None = None  # in the registry, of members of a shared group
-        self._number = 0  # of the stream that it is there
-        self._announces = False  # its own subscription there
-        self._ownership: Ownership | None = None
-        self._share: frozenset[TopicPartition] = frozenset()  # read as soon as no other owns it
-        self._is_share_taken = True
-        self._first_seen: dict[str, int] = {}  # topic -> how many partitions it had when it was first read
+        # Those who call it live longer than a consumer that was forgotten.
+        myself = weakref.WeakMethod(self._wake)
+        self._listening = functools.partial(_call, myself)
+        readings = Readings(directory, self._listening, is_read_only=self._is_read_only)
+        self._readings: Mapping[TopicPartition, Reading] = readings.by_partition
         self._is_closed = False
         self._looks = 0
-        self._rebalances = 0
         self._using = threading.RLock()  # a listener seeks and commits in the middle of poll()
         self._depth = 0  # of methods that run; changed under the lock
         self._moved = threading.Condition()
         self._has_moved = False
         self._is_woken = False
-        self._forgets: dict[TopicPartition, Callable[[], None]] = {}
         self._forks = fs.forks
-        # Those who call it live longer than a consumer that was forgotten.
-        myself = weakref.WeakMethod(self._wake)
-        self._listening = functools.partial(_call, myself)
         if groups is not None:
             groups.listen(self._listening)
-        self._fetcher = Fetcher(fs, self._readings, settings, is_read_only=is_read_only, is_shared=self._is_shared)
+        self._fetcher = Fetcher(
+            fs, self._readings, settings, is_read_only=self._is_read_only, is_shared=self._is_shared
+        )
         stores: OffsetStores | None = None
         if groups is not None:
             stores = OffsetStores(groups, registry, settings.offsets_storage, settings.dual_commit)
         self._commits = Commits(fs, settings, self._readings, self._place, stores)
+        self._assignment = Assignment(fs, directory, settings, groups, readings, self._commits)
 
     # -- opening and closing -------------------------------------------------------------------------------------
 
@@ -182,44 +160,12 @@ class Consumer:
             if is_done:
                 self._fetcher.finish()
             try:
-                if self._place.member is not None:
-                    self._leave(self._place.member, timeout)
-                else:
-                    self._commits.commit_finished(timeout)
+                self._assignment.leave(timeout)
             finally:
                 self._is_closed = True
-                for reading in self._readings.values():
-                    reading.drop()  # ends an iteration
-                for forget in self._forgets.values():
-                    forget()
+                self._assignment.end()
                 if self._groups is not None:
                     self._groups.forget(self._listening)
-
-    def _leave(self, member: GroupMember, timeout: float | None = None) -> None:
-        """Commits what is finished, tells the listener, and gives the place up, whatever the listener raises."""
-        self._place.is_leaving = True
-        try:
-            self._commits.commit_finished(timeout)
-            self._revoke(frozenset(self._readings))
-            self._commits.settle()
-        finally:
-            self._place.is_leaving = False
-            self._set_readings(frozenset())
-            self._share = frozenset()
-            if self._fs.forks == self._forks:  # else the place is the parent's
-                self._end_ownership(member)
-
-    def _end_ownership(self, member: GroupMember) -> None:
-        """Lets go of what it owns in the registry, and of its place."""
-        ownership = self._ownership
-        self._ownership = None
-        try:
-            if ownership is not None:
-                ownership.end()
-        except (LogcoreError, OSError):
-            member.leave()
-            raise
-        member.leave()
 
     @contextlib.contextmanager
     def _alone(self, *, is_whole: bool = False) -> Generator[None, None, None]:
@@ -243,11 +189,6 @@ class Consumer:
         if self._fs.forks != self._forks:  # locks of the groups may be held by threads that this process does not have
             raise ForkedWriterError("the consumer was opened by a parent process; make another in the child")
 
-    def _group(self) -> Groups | SharedGroups:
-        if self._groups is None:
-            raise ConsumerStateError("this consumer has no group", expected="group_id in LogDir.consumer()", found=None)
-        return self._groups
-
     # -- what is read --------------------------------------------------------------------------------------------
 
     def subscribe(
@@ -270,23 +211,7 @@ class Consumer:
             raise InvalidConfigError("either topics or a pattern is subscribed to")
         with self._alone(is_whole=True):
             self._check_open()
-            self._drop_assigned()
-            self._topics = wanted
-            self._pattern = None if pattern is None else re.compile(pattern)
-            self._listener = listener or RebalanceListener()
-            self._register()
-            if self._groups is not None and self._place.member is None:
-                settings = self._settings
-                assert settings.group_id is not None
-                self._place.member = GroupMember(
-                    self._groups,
-                    settings.group_id,
-                    instance_id=settings.group_instance_id,
-                    client_id=settings.client_id,
-                    assignors=settings.assignors,
-                    max_poll_interval_ms=settings.max_poll_interval_ms,
-                    partitions_of=self._count,
-                )
+            self._assignment.subscribe(wanted, pattern, listener)
 
     def register_with(
         self, of: Registration | None, number: int, subscription: Mapping[str, int], pattern: Pattern
@@ -294,67 +219,24 @@ class Consumer:
         """For the streams of a connector, before they subscribe: they are one consumer in the registry. Takes the
         registration of the first, and returns it; None where there is no registry.
         """
-        if not isinstance(self._groups, SharedGroups):
-            return None
-        if of is None:
-            of = Registration(cast(SharedFS, self._fs), str(self._settings.group_id))
-            of.announce(subscription, pattern)
-        self._registration = of
-        self._number = number
-        self._ownership = Ownership(self._groups, of, number)
-        return of
-
-    def _register(self) -> None:
-        """What it subscribes to now, for the registry."""
-        if not isinstance(self._groups, SharedGroups):
-            return
-        if self._registration is None:
-            self._registration = Registration(cast(SharedFS, self._fs), str(self._settings.group_id))
-            self._announces = True
-        if self._announces and self._pattern is None:
-            self._registration.announce(dict.fromkeys(self._topics, 1), "static")
-        elif self._announces and self._pattern is not None:
-            self._registration.announce({self._pattern.pattern: 1}, "white_list")
-        if self._ownership is None:
-            self._ownership = Ownership(self._groups, self._registration, self._number)
-        self._ownership.announce_again()
+        return self._assignment.register_with(of, number, subscription, pattern)
 
     def unsubscribe(self) -> None:
         """Gives up all partitions and leaves the group."""
         with self._alone(is_whole=True):
             self._check_open()
-            self._drop_assigned()
-            if self._place.member is not None:
-                self._leave(self._place.member)
-                self._place.member = None
-            self._set_readings(frozenset())
-            self._topics = frozenset()
-            self._pattern = None
+            self._assignment.unsubscribe()
 
     def assign(self, partitions: Iterable[tuple[str, int]]) -> None:
         """Reads these partitions, whatever a group does. Raises TopicNotFoundError."""
         wanted = frozenset(TopicPartition(*one) for one in partitions)
         with self._alone(is_whole=True):
             self._check_open()
-            if self._topics or self._pattern is not None:
-                raise ConsumerStateError("this consumer has subscribed to topics", expected="unsubscribe() first")
-            for one in wanted:
-                if one.partition not in self._directory.partitions(one.topic):
-                    raise TopicNotFoundError(f"topic {one.topic!r} has no such partition", found=one.partition)
-            self._give_up(frozenset(self._readings) - wanted)
-            self._set_readings(wanted)
-
-    def _drop_assigned(self) -> None:
-        if self._readings and not self._topics and self._pattern is None:
-            self._give_up(frozenset(self._readings))
+            self._assignment.assign(wanted)
 
     def subscription(self) -> frozenset[str]:
         """The topics that are subscribed to; with a pattern, those that match now."""
-        if self._pattern is None:
-            return self._topics
-        left_out = INTERNAL_TOPICS if self._settings.exclude_internal_topics else frozenset()
-        names = self._directory.topics()
-        return frozenset(name for name in names if name not in left_out and self._pattern.fullmatch(name))
+        return self._assignment.subscription()
 
     def assignment(self) -> frozenset[TopicPartition]:
         """The partitions that this consumer reads now."""
@@ -465,7 +347,7 @@ class Consumer:
             commits=self._commits.stored,
             refused_commits=self._commits.refused,
             waiting_commits=self._commits.waiting,
-            rebalances=self._rebalances,
+            rebalances=self._assignment.rebalances,
             partitions=len(self._readings),
             paused_partitions=len(self.paused()),
         )
@@ -506,7 +388,7 @@ class Consumer:
         if offsets is None:
             return self._take_positions()
         chosen = {TopicPartition(*one): checked_offset(given) for one, given in offsets.items()}
-        if self._topics or self._pattern is not None:
+        if self._assignment.is_subscribed:
             foreign = sorted({one.topic for one in chosen} - self.subscription())
             if foreign:
                 raise CommitFailedError(
@@ -555,7 +437,10 @@ class Consumer:
         """
         with self._alone():
             self._check_open()
-            self._group()
+            if self._groups is None:
+                raise ConsumerStateError(
+                    "this consumer has no group", expected="group_id in LogDir.consumer()", found=None
+                )
             return self._place.group_metadata()
 
     # -- reading -------------------------------------------------------------------------------------------------
@@ -682,14 +567,13 @@ class Consumer:
         reading begins.
         """
         self._check_open()
-        if not self._topics and self._pattern is None and not self._readings:
+        if not self._assignment.is_subscribed and not self._readings:
             raise ConsumerStateError("nothing to read", expected="subscribe() or assign() first")
         with self._moved:
             self._has_moved = False
         self._looks += 1
         self._commits.settle()
-        self._look()
-        self._open_again()
+        self._assignment.look()
         self._commits.commit_when_due()
         self._settle(list(self._readings))
 
@@ -702,22 +586,6 @@ class Consumer:
     def has_records(self) -> bool:
         """Whether there is anything to read behind the positions."""
         return self._fetcher.has_records()
-
-    def _open_again(self) -> None:
-        """A log that failed was closed, and the directory has another. Raises LogClosedError when that is closed."""
-        for one, reading in self._readings.items():
-            if not reading.log.is_closed:
-                continue
-            try:
-                reading.log = self._directory.partition(*one)
-            except TopicNotFoundError:
-                if not self._topics and self._pattern is None:
-                    raise
-                continue  # the group takes it away
-            reading.drop()
-            if not self._is_read_only:
-                self._forgets.pop(one, lambda: None)()
-                self._forgets[one] = listen_to(reading.log, self._listening)
 
     def _take_wakeup(self) -> bool:
         with self._moved:
@@ -741,11 +609,7 @@ class Consumer:
         if not self._is_read_only and not self._is_shared:
             return []
         paths = [reading.log.path for reading in self._readings.values()] or [self._directory.path]
-        if isinstance(self._groups, SharedGroups):
-            paths.append(self._groups.watched(str(self._settings.group_id)))
-        if self._ownership is not None and not self._is_share_taken:
-            paths += self._ownership.watched(self._share)
-        return paths
+        return paths + self._assignment.watched_paths()
 
     def look_again_seconds(self, seconds: float = _LOOK_SECONDS) -> float:
         """How long to wait for news before look_after() has something to do without."""
@@ -778,7 +642,7 @@ class Consumer:
             reading = self._readings[one]
             committed = stored.get(one)
             if committed is None:
-                self._begin(one, reading)
+                self._fetcher.begin(one, reading, is_added=self._assignment.is_added(one))
                 continue
             reading.place(committed.offset)
             reading.stored = committed.offset
@@ -787,110 +651,6 @@ class Consumer:
             error = misplaced(reading.log, start, committed)
             if error is not None:
                 self._fetcher.reset(one, reading, error)
-
-    def _begin(self, one: TopicPartition, reading: Reading) -> None:
-        """Where nothing was committed. A partition that was added later begins at its start, or its first records
-        would be lost.
-        """
-        is_added = one.partition >= self._first_seen.get(one.topic, one.partition + 1)
-        self._fetcher.begin(one, reading, is_added=is_added)
-
-    # -- the group -----------------------------------------------------------------------------------------------
-
-    def _count(self, topic: str) -> int:
-        """How many partitions a topic has now."""
-        return len(self._directory.partitions(topic)) if topic in self._directory else 0
-
-    def _look(self) -> None:
-        """What has changed: topics, and the place in the group. Calls the listener."""
-        if not self._topics and self._pattern is None:
-            return
-        if self._is_read_only or self._is_shared:
-            self._directory.refresh()
-        wanted = self.subscription()
-        for topic in wanted:
-            self._first_seen.setdefault(topic, self._count(topic))
-        member = self._place.member
-        if member is None:
-            present = frozenset(TopicPartition(topic, n) for topic in wanted for n in range(self._count(topic)))
-            self._take_share(present)
-            return
-        member.subscribe(wanted)
-        self._group().look()
-        while True:
-            heard = member.step()
-            if heard is None:
-                break
-            self._hear(member, heard)
-        if not self._is_share_taken:
-            self._take_owned()
-
-    def _hear(self, member: GroupMember, heard: Heard | Share) -> None:
-        mine = frozenset(self._readings)
-        if heard is LOST:
-            if self._settings.enable_auto_commit:
-                self._commits.tell_uncommitted(self._commits.finished(), "this consumer was removed from its group")
-            self._set_readings(frozenset())
-            self._share = frozenset()
-            if self._ownership is not None:
-                self._ownership.forget()
-            if mine:
-                self._listener.on_partitions_lost(mine)
-                self._commits.settle()  # refused now; after it has joined again it would count
-        elif heard is REJOIN:
-            if not member.is_cooperative:
-                self._give_up(mine)
-            self._share = frozenset(self._readings)
-            self._take_owned()  # lets go of what it gave up, before it joins
-            member.join(self._readings)
-        elif isinstance(heard, Share):
-            self._rebalances += 1
-            if mine - heard.partitions and member.is_cooperative:
-                member.rejoin()
-            self._take_share(heard.partitions)
-
-    def _give_up(self, partitions: frozenset[TopicPartition]) -> None:
-        """Commits what is finished of them, tells the listener, and reads them no more."""
-        if partitions:
-            self._commits.commit_finished()
-        try:
-            self._revoke(partitions)
-            self._commits.settle()  # what the listener commits is of the generation that ends
-        finally:
-            self._set_readings(frozenset(self._readings) - partitions)
-
-    def _revoke(self, partitions: frozenset[TopicPartition]) -> None:
-        if partitions and (self._topics or self._pattern is not None):
-            self._listener.on_partitions_revoked(partitions)
-
-    def _take_share(self, partitions: frozenset[TopicPartition]) -> None:
-        """Whatever the listener raises, the next look goes on: the group would not tell of the share again."""
-        self._share = partitions
-        self._is_share_taken = False
-        self._give_up(frozenset(self._readings) - partitions)
-        self._take_owned()
-
-    def _take_owned(self) -> None:
-        """Reads what of its share no other owns, and lets go of what is not in it."""
-        owned = self._share
-        if self._ownership is not None:
-            self._is_share_taken = False
-            owned = self._ownership.settle(self._share, self._place.group_metadata())
-        added = owned - frozenset(self._readings)
-        self._set_readings(owned)
-        self._is_share_taken = owned == self._share
-        if added:
-            self._listener.on_partitions_assigned(added)
-
-    def _set_readings(self, wanted: frozenset[TopicPartition]) -> None:
-        for one in frozenset(self._readings) - wanted:
-            self._readings.pop(one).drop()  # ends an iteration
-            self._forgets.pop(one, lambda: None)()
-        for one in sorted(wanted - frozenset(self._readings)):
-            log = self._directory.partition(*one)
-            self._readings[one] = Reading(log)
-            if not self._is_read_only:
-                self._forgets[one] = listen_to(log, self._listening)
 
 
 def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:

@@ -3,10 +3,10 @@
 Rules:
 - Partitions are served in turns, beginning behind the one that was served last.
 - A position moves behind what is handed out, and only then. After an error it stays, so that nothing is passed over.
-- Records may be read ahead. Whoever moves a position, pauses a partition or takes it away drops them: Reading.drop().
+- Records may be read ahead, until somebody drops them: Reading.drop().
 - Where a position is not in the log, auto_offset_reset says where reading goes on.
 
-Not here: groups, commits and waiting (consumer.py).
+Not here: which partitions are read (assignment.py), commits (commits.py) and waiting (consumer.py).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import attrs
 import numpy as np
 
 from logcore.consumer.membership import TopicPartition
+from logcore.consumer.readings import Reading
 from logcore.consumer.values import ConsumerSettings, Deserializer
 from logcore.errors import InvalidConfigError, LogTruncatedError, NoOffsetError, OffsetOutOfRangeError
 from logcore.format.columns import RecordColumns
@@ -36,30 +37,6 @@ _LOOK_WHILE_ITERATING_MS: Final = 100
 #: Records that the iteration reads ahead, and those between two looks at the clock while the loop is fast.
 _READ_AHEAD: Final = 128
 _RECORDS_A_LOOK: Final = 16
-
-
-@attrs.define
-class Reading:
-    """How far one partition is read. position, finished: None before the first poll has settled where it begins."""
-
-    log: Log
-    position: int | None = None
-    finished: int | None = None
-    stored: int | None = None  # what was committed last
-    is_paused: bool = False
-    records: Iterator[TopicRecord] | None = None
-    end: int = 0  # of those records
-    is_ahead: bool = False  # the iteration has taken records that it has not handed out
-
-    def drop(self) -> None:
-        self.records = None
-        self.is_ahead = False
-
-    def place(self, offset: int) -> None:
-        """From a new position on, which nothing was processed before."""
-        self.position = offset
-        self.finished = offset
-        self.drop()
 
 
 @attrs.frozen

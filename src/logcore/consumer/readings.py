@@ -1,0 +1,104 @@
+"""The partitions that a consumer reads now: the log of each, and how far it was read.
+
+Rules:
+- A partition is added or removed while the consumer works for one caller alone: under its lock, or in a step of
+  logcore.aio. Others, such as commit_elsewhere() and the loop of logcore.aio, look at copies of the mapping.
+- Whoever moves a position, pauses a partition or takes it away drops the records that were read ahead, which also ends
+  an iteration: Reading.drop().
+- The consumer is woken by what is appended to these logs, unless other processes alone write them.
+
+Not here: which partitions these are (assignment.py), and what is read of them (fetcher.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import attrs
+
+from logcore.consumer.groups import Directory
+from logcore.consumer.membership import TopicPartition
+from logcore.errors import TopicNotFoundError
+from logcore.kernels import TopicRecord
+from logcore.log import Log
+from logcore.reader import listen_to
+
+
+@attrs.define
+class Reading:
+    """How far one partition is read. position, finished: None before the first poll has settled where it begins."""
+
+    log: Log
+    position: int | None = None
+    finished: int | None = None
+    stored: int | None = None  # what was committed last
+    is_paused: bool = False
+    records: Iterator[TopicRecord] | None = None
+    end: int = 0  # of those records
+    is_ahead: bool = False  # the iteration has taken records that it has not handed out
+
+    def drop(self) -> None:
+        self.records = None
+        self.is_ahead = False
+
+    def place(self, offset: int) -> None:
+        """From a new position on, which nothing was processed before."""
+        self.position = offset
+        self.finished = offset
+        self.drop()
+
+
+class Readings:
+    """by_partition: what is read now. Only this class adds to it and removes from it.
+
+    _forgets: for each of these, the call after which its log wakes the consumer no more.
+    """
+
+    def __init__(self, directory: Directory, on_news: Callable[[], None], *, is_read_only: bool) -> None:
+        """on_news: called when something is appended. is_read_only: nothing is, in this process."""
+        self.by_partition: dict[TopicPartition, Reading] = {}
+        self._directory = directory
+        self._on_news = on_news
+        self._is_read_only = is_read_only
+        self._forgets: dict[TopicPartition, Callable[[], None]] = {}
+
+    def choose(self, wanted: frozenset[TopicPartition]) -> None:
+        """Reads these and no others. Those that were read before keep their positions."""
+        for one in frozenset(self.by_partition) - wanted:
+            self.by_partition.pop(one).drop()
+            self._forgets.pop(one, lambda: None)()
+        for one in sorted(wanted - frozenset(self.by_partition)):
+            log = self._directory.partition(*one)
+            self.by_partition[one] = Reading(log)
+            self._listen(one, log)
+
+    def open_again(self, *, may_be_gone: bool) -> None:
+        """A log that failed was closed, and the directory has another. may_be_gone: a topic that was deleted is no
+        error, for the group is about to take its partitions away.
+
+        Raises LogClosedError when the directory is closed, and TopicNotFoundError.
+        """
+        for one, reading in self.by_partition.items():
+            if not reading.log.is_closed:
+                continue
+            try:
+                reading.log = self._directory.partition(*one)
+            except TopicNotFoundError:
+                if not may_be_gone:
+                    raise
+                continue
+            reading.drop()
+            self._listen(one, reading.log)
+
+    def _listen(self, one: TopicPartition, log: Log) -> None:
+        if self._is_read_only:
+            return
+        self._forgets.pop(one, lambda: None)()
+        self._forgets[one] = listen_to(log, self._on_news)
+
+    def end(self) -> None:
+        """The consumer is closed. What it read stays known."""
+        for reading in self.by_partition.values():
+            reading.drop()
+        for forget in self._forgets.values():
+            forget()
