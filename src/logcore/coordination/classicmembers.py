@@ -45,7 +45,7 @@ from logcore.coordination.effects import (
     Synced,
     Waiter,
 )
-from logcore.coordination.group import CONSUMER, STABLE, Group, Member
+from logcore.coordination.group import CONSUMER, STABLE, Group, Member, rebalance_timeout_ms
 from logcore.coordination.heartbeats import Refused, Surroundings
 from logcore.format.consumergrouprecords import (
     ClassicMember,
@@ -362,16 +362,13 @@ class _ClassicStep(heartbeats.Step):
     def _keep_classic(self, request: Join, member_id: str, subscription: Subscription) -> bool:
         """Keeps what the request says of the member. Returns whether its subscription has changed."""
         before = self.consumers.members.get(member_id)
-        rebalance_timeout_ms = request.rebalance_timeout_ms
-        if rebalance_timeout_ms < 0:
-            rebalance_timeout_ms = request.session_timeout_ms
         member = ConsumerMember(
             instance_id=request.instance_id,
             rack_id=subscription.rack_id,
             client_id=request.client_id,
             client_host=request.client_host,
             topic_names=tuple(sorted(set(subscription.topics))),
-            rebalance_timeout_ms=rebalance_timeout_ms,
+            rebalance_timeout_ms=rebalance_timeout_ms(request),
             classic=ClassicMember(request.session_timeout_ms, request.protocols),
         )
         if member != before:

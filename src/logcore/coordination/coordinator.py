@@ -43,7 +43,7 @@ from logcore.coordination.effects import (
     Timeout,
     Waiter,
 )
-from logcore.coordination.group import DEAD, EMPTY, STABLE, Group, Member
+from logcore.coordination.group import DEAD, EMPTY, STABLE, Group, Member, rebalance_timeout_ms
 from logcore.format.consumergrouprecords import ConsumerValue, Kind
 from logcore.format.grouprecords import Committed, StoredGroup
 
@@ -454,15 +454,12 @@ def _restore(group: Group, stored: StoredGroup) -> None:
     group.protocol = stored.protocol
     group.leader = stored.leader
     for each in stored.members:
-        rebalance_timeout_ms = each.rebalance_timeout_ms
-        if rebalance_timeout_ms < 0:
-            rebalance_timeout_ms = each.session_timeout_ms
         member = Member(
             member_id=each.member_id,
             instance_id=each.instance_id,
             client_id=each.client_id,
             client_host=each.client_host,
-            rebalance_timeout_ms=rebalance_timeout_ms,
+            rebalance_timeout_ms=rebalance_timeout_ms(each),
             session_timeout_ms=each.session_timeout_ms,
             protocols=((stored.protocol or "", each.subscription),),
             assignment=each.assignment,

@@ -27,6 +27,7 @@ from logcore.coordination.consumergroup import ConsumerGroup, Fact, fact_key
 from logcore.coordination.effects import (
     DelayEnds,
     GroupError,
+    Join,
     Joined,
     JoinedMember,
     JoinEnds,
@@ -423,3 +424,12 @@ class Group:
                 partitions.pop(partition, None)
                 if not partitions:
                     del self.offsets[topic]
+
+
+def rebalance_timeout_ms(of: Join | StoredMember) -> int:
+    """How long a member may take to join again. Old versions of the request and of the record do not say, and mean the
+    timeout of the session.
+    """
+    if of.rebalance_timeout_ms < 0:
+        return of.session_timeout_ms
+    return of.rebalance_timeout_ms

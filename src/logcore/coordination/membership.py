@@ -45,7 +45,16 @@ from logcore.coordination.effects import (
     Timeout,
     Waiter,
 )
-from logcore.coordination.group import COMPLETING, DEAD, EMPTY, PREPARING, STABLE, Group, Member
+from logcore.coordination.group import (
+    COMPLETING,
+    DEAD,
+    EMPTY,
+    PREPARING,
+    STABLE,
+    Group,
+    Member,
+    rebalance_timeout_ms,
+)
 
 #: How long a new member may wait for its first generation; it cannot send heartbeats, having no id yet.
 _NEW_MEMBER_MS: Final = 300_000
@@ -344,9 +353,7 @@ class Step:
         self.end_join(member, GroupError.REBALANCE_IN_PROGRESS)  # it asks again over another connection
         member.protocols = request.protocols
         member.session_timeout_ms = request.session_timeout_ms
-        member.rebalance_timeout_ms = request.rebalance_timeout_ms
-        if request.rebalance_timeout_ms < 0:
-            member.rebalance_timeout_ms = request.session_timeout_ms
+        member.rebalance_timeout_ms = rebalance_timeout_ms(request)
         member.joining = waiter
 
     def _join_known(self, member: Member, request: Join, waiter: Waiter) -> None:
