@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from logcore.coordination.effects import Committer, GroupConverted, GroupError, Join, Joined, JoinRefused, Sync, Synced
+from logcore.coordination.effects import Committer, GroupConverted, GroupError, Joined, JoinRefused, Synced
 from logcore.format.consumergrouprecords import ClassicMember, Kind, MemberState
 from logcore.format.grouprecords import (
     Subscription,
@@ -38,22 +38,11 @@ def metadata(*owned: int, topic: str = "t", rack_id: str | None = None) -> bytes
 
 def send_join(world: World, member_id: str = "", data: bytes | None = None, **more: Any) -> int:
     fields: dict[str, Any] = {
-        "group_id": "g",
-        "member_id": member_id,
-        "instance_id": None,
-        "client_id": "c",
-        "client_host": "/h",
-        "protocol_type": "consumer",
         "protocols": (("range", metadata() if data is None else data),),
         "session_timeout_ms": SESSION_MS,
         "rebalance_timeout_ms": REBALANCE_MS,
-        "takes_id_first": False,
-        "may_skip_assignment": False,
     }
-    world.waiters += 1
-    waiter = world.waiters
-    world.act(world.coordinator.join(Join(**{**fields, **more}), waiter, world.now_ms))
-    return waiter
+    return world.join(member_id, **{**fields, **more})
 
 
 def joined(world: World, member_id: str = "", data: bytes | None = None, **more: Any) -> Joined:
@@ -73,12 +62,7 @@ def sync(world: World, member_id: str, generation: int, shares: Mapping[str, Any
     assignments = {}
     for name, numbers in (shares or {}).items():
         assignments[name] = assignment_value([("t", number) for number in numbers])
-    fields = {"instance_id": None, "assignments": assignments, **more}
-    world.waiters += 1
-    request = Sync(group_id="g", member_id=member_id, generation=generation, **fields)
-    waiter = world.waiters
-    world.act(world.coordinator.sync(request, waiter, world.now_ms))
-    return told(world, waiter)
+    return told(world, world.sync(member_id, generation, assignments=assignments, **more))
 
 
 def told(world: World, waiter: int) -> Any:
@@ -205,10 +189,8 @@ def test_requests_that_wait_are_told_to_come_again(world: World) -> None:
 def test_a_group_that_is_none_of_consumers_stays_what_it_is(world: World, fields: Any, shares: Any) -> None:
     """Of another protocol type, with other metadata, or with an assignor that hands on more than partitions."""
     one = joined(world, **fields).member_id
-    world.waiters += 1
     assignment = shares if isinstance(shares, bytes) else assignment_value([("t", number) for number in shares])
-    request = Sync(group_id="g", member_id=one, instance_id=None, generation=1, assignments={one: assignment})
-    world.act(world.coordinator.sync(request, world.waiters, world.now_ms))
+    world.sync(one, 1, assignments={one: assignment})
     before = len(world.batches)
     assert world.refused("A", 0) == "GROUP_ID_NOT_FOUND"
     assert len(world.batches) == before

@@ -12,7 +12,7 @@ import pytest
 
 from logcore.coordination import heartbeats
 from logcore.coordination.consumergroup import AWAY
-from logcore.coordination.effects import Beat, Committer, GroupError, Join, JoinRefused, Reply
+from logcore.coordination.effects import Beat, Committer, GroupError, JoinRefused, Reply
 from logcore.coordination.heartbeats import check_beat
 from logcore.format.consumergrouprecords import (
     ConsumerKey,
@@ -682,23 +682,7 @@ def test_a_new_group_that_cannot_be_stored_is_empty(world: World) -> None:
 
 
 def join(world: World, member_id: str = "") -> Any:
-    request = Join(
-        group_id="g",
-        member_id=member_id,
-        instance_id=None,
-        client_id="c",
-        client_host="/h",
-        protocol_type="consumer",
-        protocols=(("range", b""),),
-        session_timeout_ms=10_000,
-        rebalance_timeout_ms=10_000,
-        takes_id_first=False,
-        may_skip_assignment=False,
-    )
-    world.waiters += 1
-    waiter = world.waiters
-    world.act(world.coordinator.join(request, waiter, world.now_ms))
-    return world.replies.get(waiter)
+    return world.replies.get(world.join(member_id))
 
 
 def commit(world: World, offset: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from logcore.coordination.effects import GroupError, Join, Joined, JoinRefused, Rules, Sync, Synced
+from logcore.coordination.effects import GroupError, Joined, JoinRefused, Rules, Synced
 from logcore.format.grouprecords import Subscription, subscription_value
 from support.consumerworld import World
 
@@ -24,37 +24,12 @@ def world() -> World:
 
 def join(world: World, size: int, member_id: str = "") -> Any:
     """A member that says `size` bytes of itself joins, or joins again."""
-    request = Join(
-        group_id="g",
-        member_id=member_id,
-        instance_id=None,
-        client_id="c",
-        client_host="/h",
-        protocol_type="consumer",
-        protocols=(("some", WANTS.ljust(size - len("some"), b"\0")),),
-        session_timeout_ms=10_000,
-        rebalance_timeout_ms=10_000,
-        takes_id_first=False,
-        may_skip_assignment=False,
-    )
-    world.waiters += 1
-    waiter = world.waiters
-    world.act(world.coordinator.join(request, waiter, world.now_ms))
-    return world.replies.get(waiter)
+    protocols = (("some", WANTS.ljust(size - len("some"), b"\0")),)
+    return world.replies.get(world.join(member_id, protocols=protocols))
 
 
 def sync(world: World, joined: Joined, assignments: Mapping[str, bytes]) -> Any:
-    request = Sync(
-        group_id="g",
-        member_id=joined.member_id,
-        instance_id=None,
-        generation=joined.generation,
-        assignments=assignments,
-    )
-    world.waiters += 1
-    waiter = world.waiters
-    world.act(world.coordinator.sync(request, waiter, world.now_ms))
-    return world.replies.get(waiter)
+    return world.replies.get(world.sync(joined.member_id, joined.generation, assignments=assignments))
 
 
 @pytest.mark.parametrize(("size", "is_taken"), [(100, True), (101, False)])

@@ -22,12 +22,8 @@ from support.mixedlives import MixedLife
 CALMS = ("both", "consumer", "classic")
 
 
-def live(seed: int) -> MixedLife:
-    life = MixedLife(seed, CALMS[seed % len(CALMS)])
-    for _ in range(STEPS):
-        life.step()
-    life.calm_down()
-    return life
+def live(seed: int) -> None:
+    MixedLife(seed, CALMS[seed % len(CALMS)]).live()
 
 
 @pytest.mark.parametrize("first", range(0, 60, 10))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from logcore.coordination.consumergroup import ConsumerGroup
-from logcore.coordination.effects import Beaten, Committer, ConsumersChanged, GroupError, Join
+from logcore.coordination.effects import Beaten, Committer, ConsumersChanged, GroupError
 from logcore.format.consumergrouprecords import Partitions
 from support.consumerworld import World
 
@@ -236,21 +236,9 @@ class Life:
         """Somebody joins by the classic protocol, which only an empty group lets in."""
         members = 0 if self.group is None else len(self.group.members)
         self.number += 1
-        request = Join(
-            group_id="g",
-            member_id="",
-            instance_id=None,
-            client_id=f"classic{self.number}",
-            client_host="/h",
-            protocol_type="consumer",
-            protocols=(("range", b""),),
-            session_timeout_ms=SESSION_MS,
-            rebalance_timeout_ms=REBALANCE_MS,
-            takes_id_first=False,
-            may_skip_assignment=False,
+        self.world.join(
+            client_id=f"classic{self.number}", session_timeout_ms=SESSION_MS, rebalance_timeout_ms=REBALANCE_MS
         )
-        self.world.waiters += 1
-        self.world.act(self.world.coordinator.join(request, self.world.waiters, self.world.now_ms))
         assert not members or (self.group is not None and len(self.group.members) == members)
 
     def classic_members_leave(self) -> None:
@@ -292,6 +280,12 @@ class Life:
         error, _ = self.world.coordinator.check_commit(who, self.world.now_ms)
         return error is None
 
+    def live(self) -> None:
+        """Its whole life; afterwards all is quiet."""
+        for _ in range(STEPS):
+            self.step()
+        self.calm_down()
+
     def calm_down(self) -> None:
         """Nothing goes wrong any more; members that are gone are noticed, and all that is wanted is assigned."""
         self.classic_members_leave()
@@ -331,9 +325,5 @@ class Life:
         assert len(self.world.batches) == before and not self.world.stores, "nothing changes any more"
 
 
-def live(seed: int) -> Life:
-    life = Life(seed)
-    for _ in range(STEPS):
-        life.step()
-    life.calm_down()
-    return life
+def live(seed: int) -> None:
+    Life(seed).live()

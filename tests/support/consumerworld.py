@@ -20,9 +20,11 @@ from logcore.coordination.effects import (
     Cancel,
     Effect,
     GroupError,
+    Join,
     Reply,
     Rules,
     Store,
+    Sync,
     Timeout,
 )
 from logcore.coordination.group import Group
@@ -159,6 +161,35 @@ class World:
         waiter = self.waiters
         beat = Beat(group_id=group, member_id=member_id, member_epoch=epoch, **more)
         self.act(self.coordinator.beat(beat, waiter, self.now_ms, may_lack_id=may_lack_id))
+        return waiter
+
+    def join(self, member_id: str = "", **more: Any) -> int:
+        """Sends what somebody says who joins by the classic protocol, and returns its waiter."""
+        fields: dict[str, Any] = {
+            "instance_id": None,
+            "client_id": "c",
+            "client_host": "/h",
+            "protocol_type": "consumer",
+            "protocols": (("range", b""),),
+            "session_timeout_ms": 10_000,
+            "rebalance_timeout_ms": 10_000,
+            "takes_id_first": False,
+            "may_skip_assignment": False,
+        }
+        fields |= {"group_id": "g", "member_id": member_id, **more}
+        return self._ask(self.coordinator.join, Join(**fields))
+
+    def sync(self, member_id: str, generation: int, **more: Any) -> int:
+        """Sends that a member of the classic protocol asks for its assignment, and returns its waiter."""
+        fields: dict[str, Any] = {"instance_id": None, **more}
+        return self._ask(
+            self.coordinator.sync, Sync(group_id="g", member_id=member_id, generation=generation, **fields)
+        )
+
+    def _ask(self, transition: Callable[[Any, int, int], Iterable[Effect]], request: Join | Sync) -> int:
+        self.waiters += 1
+        waiter = self.waiters
+        self.act(transition(request, waiter, self.now_ms))
         return waiter
 
     def beat(self, member_id: str, epoch: int, **more: Any) -> tuple[int, list[int] | None]:
