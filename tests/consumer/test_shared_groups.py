@@ -178,9 +178,16 @@ def test_offsets_and_groups_are_those_of_the_log(data: LogDir) -> None:
         assert [consumer.position(one) for one in sorted(consumer.assignment())] == [2, 2, 2, 2]
 
 
-def joined(data: LogDir, group_id: str = "g") -> logcore.Consumer:
+def created(disk: SimulatedDisk) -> LogDir:
+    """A shared directory with a topic t of one partition."""
+    data = logcore.open_dir("data", create=True, shared=True, fs=disk)
+    data.create_topic("t")
+    return data
+
+
+def joined(data: LogDir, **settings: Any) -> logcore.Consumer:
     """A consumer that has its share."""
-    consumer = data.consumer(**{**SETTINGS, "group_id": group_id})
+    consumer = data.consumer(**{**SETTINGS, **settings})
     consumer.subscribe(["t"])
     while not consumer.assignment():
         consumer.poll(10)
@@ -199,13 +206,13 @@ def test_a_topic_of_the_same_name_begins_without_the_offsets_of_a_deleted_one(tm
     with logcore.open_dir(path, create=True, shared=True) as data:
         data.create_topic("t")
         data.append("t", b"old")
-        with joined(data, "other") as consumer:
+        with joined(data, group_id="other") as consumer:
             consumer.commit({("t", 0): 1})
     with logcore.open_dir(path, shared=True) as data:
         data.delete_topic("t")
         data.create_topic("t")
         data.append("t", b"new")
-        with joined(data, "other") as consumer:
+        with joined(data, group_id="other") as consumer:
             assert consumer.committed([("t", 0)]) == {("t", 0): None}
 
 
@@ -247,14 +254,10 @@ def test_a_commit_of_a_transaction_counts_once_that_is_committed(tmp_path: Path)
 
 def test_a_generation_is_never_used_again_after_a_power_cut() -> None:
     disk = SimulatedDisk({"data": None})
-    data = logcore.open_dir("data", create=True, shared=True, fs=disk)
-    data.create_topic("t")
+    data = created(disk)
     generation = 0
     for is_last in (False, False, True):
-        consumer = data.consumer(**SETTINGS)
-        consumer.subscribe(["t"])
-        while not consumer.assignment():
-            consumer.poll(10)
+        consumer = joined(data)
         assert consumer._place.member is not None
         generation = consumer._place.member.generation
         if not is_last:
@@ -262,18 +265,14 @@ def test_a_generation_is_never_used_again_after_a_power_cut() -> None:
     disk.crash()
     for after in disk.after_crash(limit=6):
         after.seed += 1
-        with logcore.open_dir("data", shared=True, fs=after) as again, again.consumer(**SETTINGS) as consumer:
-            consumer.subscribe(["t"])
-            while not consumer.assignment():
-                consumer.poll(10)
+        with logcore.open_dir("data", shared=True, fs=after) as again, joined(again) as consumer:
             assert consumer._place.member is not None
             assert consumer._place.member.generation > generation
 
 
 def test_a_commit_that_was_answered_survives_a_power_cut() -> None:
     disk = SimulatedDisk({"data": None})
-    data = logcore.open_dir("data", create=True, shared=True, fs=disk)
-    data.create_topic("t")
+    data = created(disk)
     data.append("t", b"1", partition=0)
     consumer = data.consumer(**SETTINGS)
     consumer.subscribe(["t"])
@@ -296,8 +295,7 @@ def test_who_sees_a_commit_that_is_not_synced_syncs_it(monkeypatch: pytest.Monke
     power cut must not take back what that one was told.
     """
     disk = SimulatedDisk({"data": None})
-    data = logcore.open_dir("data", create=True, shared=True, fs=disk)
-    data.create_topic("t")
+    data = created(disk)
     first = data.consumer(**SETTINGS)
     first.commit({("t", 0): 1})
     with monkeypatch.context() as patch:
@@ -350,8 +348,7 @@ def test_threads_that_commit_share_syncs(data: LogDir) -> None:
 
 def test_a_sync_that_fails_is_told_to_those_who_wait_for_it() -> None:
     disk = SimulatedDisk({"data": None})
-    with logcore.open_dir("data", create=True, shared=True, fs=disk) as data:
-        data.create_topic("t")
+    with created(disk) as data:
         consumer = data.consumer(**SETTINGS)
         consumer.commit({("t", 0): 1})
         disk.faults = FaultPlan(Fault("fdatasync", path="*__consumer_offsets*.log"))
@@ -366,12 +363,7 @@ def test_a_sync_that_fails_is_told_to_those_who_wait_for_it() -> None:
 def test_commits_leave_the_node_as_it_is_until_a_session_is_to_be_renewed() -> None:
     """Each change of the node wakes all members, who look at it."""
     disk = SimulatedDisk({"data": None})
-    settings = {**SETTINGS, "max_poll_interval_ms": 1_000}
-    with logcore.open_dir("data", create=True, shared=True, fs=disk) as data, data.consumer(**settings) as consumer:
-        data.create_topic("t")
-        consumer.subscribe(["t"])
-        while not consumer.assignment():
-            consumer.poll(10)
+    with created(disk) as data, joined(data, max_poll_interval_ms=1_000) as consumer:
         assert isinstance(consumer._groups, SharedGroups)
 
         def version() -> int:
@@ -392,13 +384,9 @@ def test_commits_leave_the_node_as_it_is_until_a_session_is_to_be_renewed() -> N
 
 def test_members_need_an_assignor_in_common() -> None:
     disk = SimulatedDisk({"data": None})
-    with logcore.open_dir("data", create=True, shared=True, fs=disk) as data:
-        data.create_topic("t")
-        first = data.consumer(**SETTINGS, assignors=["range", "sticky"])
+    with created(disk) as data:
+        first = joined(data, assignors=["range", "sticky"])
         second = data.consumer(**SETTINGS, assignors=["roundrobin"])
-        first.subscribe(["t"])
-        while not first.assignment():
-            first.poll(10)
         second.subscribe(["t"])
         with pytest.raises(InconsistentGroupError, match=r"'g'.*one of range, sticky.*found roundrobin"):
             second.poll(10)
@@ -408,18 +396,13 @@ def test_members_need_an_assignor_in_common() -> None:
 
 def test_who_polls_in_time_stays_a_member() -> None:
     disk = SimulatedDisk({"data": None})
-    settings = {**SETTINGS, "max_poll_interval_ms": 1_000}
-    with logcore.open_dir("data", create=True, shared=True, fs=disk) as data, data.consumer(**settings) as consumer:
-        data.create_topic("t")
-        consumer.subscribe(["t"])
-        while not consumer.assignment():
-            consumer.poll(10)
+    with created(disk) as data, joined(data, max_poll_interval_ms=1_000) as consumer:
         assert consumer._place.member is not None
-        joined = consumer._place.member.member_id
+        member_id = consumer._place.member.member_id
         for _ in range(12):
             disk.advance(400)
             consumer.poll(0)
-        assert consumer._place.member.member_id == joined
+        assert consumer._place.member.member_id == member_id
 
 
 def test_members_that_were_paused_together_stay() -> None:
@@ -459,11 +442,10 @@ def test_a_member_that_was_removed_commits_nothing() -> None:
     disk = SimulatedDisk({"data": None})
     settings = {**SETTINGS, "max_poll_interval_ms": 1_000}
     with (
-        logcore.open_dir("data", create=True, shared=True, fs=disk) as data,
+        created(disk) as data,
         data.consumer(**settings) as late,
         data.consumer(**settings) as other,
     ):
-        data.create_topic("t")
         data.append("t", b"1")
         data.append("t", b"2")
         late.subscribe(["t"])

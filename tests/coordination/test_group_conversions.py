@@ -491,13 +491,21 @@ def test_a_group_that_may_not_be_mixed_refuses_as_kafka_does() -> None:
     assert refused(world, group_id="h") == "INCONSISTENT_GROUP_PROTOCOL"
 
 
-def test_deleting_a_group_deletes_what_it_owes(world: World) -> None:
-    one, other = upgraded(world)
+def indebted(world: World) -> tuple[str, str]:
+    """The two, when A has left and the group has gone back, but its old records could not be deleted. The disk still
+    fails, and waits for disk().
+    """
+    pair = upgraded(world)
     world.holds = True
     world.send("A", -1)
     world.disk()
     world.disk_error = GroupError.COORDINATOR_NOT_AVAILABLE
     world.disk()
+    return pair
+
+
+def test_deleting_a_group_deletes_what_it_owes(world: World) -> None:
+    one, other = indebted(world)
     for name in (one, other):
         leaves(world, name)
     while world.stores:
@@ -513,12 +521,7 @@ def test_deleting_a_group_deletes_what_it_owes(world: World) -> None:
 
 
 def test_a_group_that_goes_back_and_up_again_deletes_what_is_left_of_before(world: World) -> None:
-    one, other = upgraded(world)
-    world.holds = True
-    world.send("A", -1)
-    world.disk()
-    world.disk_error = GroupError.COORDINATOR_NOT_AVAILABLE
-    world.disk()
+    one, other = indebted(world)
     world.disk_error = None
     world.holds = False
     leaves(world, other)

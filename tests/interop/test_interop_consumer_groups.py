@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -234,16 +234,21 @@ def written(folder: Path) -> list[Any]:
     return batches
 
 
-def test_a_broker_of_kafkas_answers_and_writes_the_same(tmp_path: Path) -> None:
-    with kafka_jvm.Broker(tmp_path) as broker:
-        theirs = life(broker.address)
-    kafka = start(
-        tmp_path / "ours", group_consumer_heartbeat_interval_ms=5_000, group_consumer_session_timeout_ms=45_000
-    )
-    ours = life(kafka.bootstrap_servers)
+def check_answers(folder: Path, ask: Callable[[str], list[Any]]) -> tuple[Path, Path]:
+    """Asks a broker of Kafka's own, and then this one; their answers are the same. Where ours and theirs wrote."""
+    with kafka_jvm.Broker(folder) as broker:
+        theirs = ask(broker.address)
+    ours_path = folder / "ours"
+    kafka = start(ours_path, group_consumer_heartbeat_interval_ms=5_000, group_consumer_session_timeout_ms=45_000)
+    ours = ask(kafka.bootstrap_servers)
     kafka.stop()
     assert ours == theirs
-    assert written(tmp_path / "ours") == written(broker.data)
+    return ours_path, broker.data
+
+
+def test_a_broker_of_kafkas_answers_and_writes_the_same(tmp_path: Path) -> None:
+    ours, theirs = check_answers(tmp_path, life)
+    assert written(ours) == written(theirs)
 
 
 class Member:
@@ -414,11 +419,4 @@ def exchanged(address: str) -> list[Any]:
 
 
 def test_a_broker_of_kafkas_answers_the_same_while_clients_are_exchanged(tmp_path: Path) -> None:
-    with kafka_jvm.Broker(tmp_path) as broker:
-        theirs = exchanged(broker.address)
-    kafka = start(
-        tmp_path / "ours", group_consumer_heartbeat_interval_ms=5_000, group_consumer_session_timeout_ms=45_000
-    )
-    ours = exchanged(kafka.bootstrap_servers)
-    kafka.stop()
-    assert ours == theirs
+    check_answers(tmp_path, exchanged)
