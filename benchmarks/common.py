@@ -99,6 +99,20 @@ class Result:
         return self.question, ours, peer, ratio, target, reached
 
 
+def in_time(question: str, unit: str, ours: float, limit: float, method: str, *, limit_name: str = "target") -> Result:
+    """A row for what may take so long: twice as fast as the limit is a ratio of 2."""
+    return Result(
+        question=question,
+        unit=unit,
+        ours=ours,
+        peer_name=limit_name,
+        peer=limit,
+        ratio=limit / ours,
+        target=1.0,
+        method=method,
+    )
+
+
 def speed(
     question: str,
     units: int,

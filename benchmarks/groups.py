@@ -89,29 +89,15 @@ def heartbeat(path: Path, members: int, rounds: int) -> Result:
             for name in group.epochs:
                 group.beat(name)
             best = min(best, group.seconds / members * 1e6)
-    return Result(
-        question=f"a heartbeat in a group of {members:,} members",
-        unit="us",
-        ours=best,
-        peer_name="target",
-        peer=HEARTBEAT_TARGET_US,
-        ratio=HEARTBEAT_TARGET_US / best,
-        target=1.0,
-        method="CPU of the broker, from the request's bytes to the answer's.",
-    )
+    question = f"a heartbeat in a group of {members:,} members"
+    method = "CPU of the broker, from the request's bytes to the answer's."
+    return common.in_time(question, "us", best, HEARTBEAT_TARGET_US, method)
 
 
 def forming(path: Path) -> Result:
     with logcore.open_dir(path, create=True, durability="os") as logdir:
         group = Group(logdir, 100)
         group.form()
-    return Result(
-        question="100 members form a group of the consumer protocol",
-        unit="s",
-        ours=group.seconds,
-        peer_name="target",
-        peer=FORMING_TARGET_S,
-        ratio=FORMING_TARGET_S / group.seconds,
-        target=1.0,
-        method="CPU of the broker until each member has its partition of 100.",
-    )
+    question = "100 members form a group of the consumer protocol"
+    method = "CPU of the broker until each member has its partition of 100."
+    return common.in_time(question, "s", group.seconds, FORMING_TARGET_S, method)

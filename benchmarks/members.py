@@ -133,17 +133,10 @@ def news(path: str, count: int) -> Iterator[Result]:
         delays, cpu_us = child.here.recv()
         child.process.join()
     for name, at, target in (("p50", 0.5, 0.5), ("p99", 0.99, 5.0)):
-        found = sorted(delays)[int(at * (len(delays) - 1))] * 1e3
-        yield Result(
-            question=f"an append is noticed in another process, {name}",
-            unit="ms",
-            ours=found,
-            peer_name="target",
-            peer=target,
-            ratio=target / found,
-            target=1.0,
-            method="From before the append to the record in the other process.",
-        )
+        found_ms = sorted(delays)[int(at * (len(delays) - 1))] * 1e3
+        question = f"an append is noticed in another process, {name}"
+        method = "From before the append to the record in the other process."
+        yield common.in_time(question, "ms", found_ms, target, method)
     yield Result(
         question="a tail elsewhere wakes up",
         unit="us",
@@ -188,17 +181,9 @@ def forming(path: Path, repeats: int) -> Result:
             times.append(time.perf_counter() - started)
             for child in children:
                 child.end()
-    found = statistics.median(times)
-    return Result(
-        question="4 processes form a group",
-        unit="ms",
-        ours=found * 1e3,
-        peer_name="target",
-        peer=200.0,
-        ratio=0.2 / found,
-        target=1.0,
-        method="From the first subscribe() until each has its share.",
-    )
+    found_ms = statistics.median(times) * 1e3
+    method = "From the first subscribe() until each has its share."
+    return common.in_time("4 processes form a group", "ms", found_ms, 200.0, method)
 
 
 def _member(there: Connection, path: str, share: int) -> None:
@@ -233,18 +218,10 @@ def stopped(path: str, repeats: int) -> Result:
                     consumer.poll(5)
                 times.append(time.perf_counter() - started)
                 child.end()
-    found = statistics.median(times)
-    target = INTERVAL_MS / 1000 + 0.2
-    return Result(
-        question="a stopped member is replaced",
-        unit="ms",
-        ours=found * 1e3,
-        peer_name="max_poll_interval_ms + 200",
-        peer=target * 1e3,
-        ratio=target / found,
-        target=1.0,
-        method="From SIGSTOP until the other member has all partitions.",
-    )
+    found_ms = statistics.median(times) * 1e3
+    method = "From SIGSTOP until the other member has all partitions."
+    limit = "max_poll_interval_ms + 200"
+    return common.in_time("a stopped member is replaced", "ms", found_ms, INTERVAL_MS + 200.0, method, limit_name=limit)
 
 
 # -- commits ----------------------------------------------------------------------------------------------------------
@@ -254,28 +231,25 @@ def commits(path: Path, count: int) -> Iterator[Result]:
     alone = _synced_writes(path / "plain", count // 20)
     for name, shared in (("", False), (", shared directory", True)):
         rate = _committing(str(path / f"commits-{shared}"), count if not shared else count // 10, shared=shared)
-        yield Result(
-            question=f"commits of 64 threads{name}",
-            unit="commits/s",
-            ours=rate,
-            peer_name="a write and fdatasync each",
-            peer=alone,
-            ratio=rate / alone,
-            target=None if shared else 20.0,
-            method="Each thread commits for a group of its own.",
-        )
+        method = "Each thread commits for a group of its own."
+        yield _commit_rate(f"commits of 64 threads{name}", rate, alone, None if shared else 20.0, method)
     for name, shared in (("", False), (", shared directory", True)):
         rate = _committing_without_waiting(str(path / f"waiting-{shared}"), count * 5, shared=shared)
-        yield Result(
-            question=f"commit_async of one thread{name}",
-            unit="commits/s",
-            ours=rate,
-            peer_name="a write and fdatasync each",
-            peer=alone,
-            ratio=rate / alone,
-            target=None if shared else 80.0,
-            method="One consumer; a thousand are stored at a time, until the last one is on disk.",
-        )
+        method = "One consumer; a thousand are stored at a time, until the last one is on disk."
+        yield _commit_rate(f"commit_async of one thread{name}", rate, alone, None if shared else 80.0, method)
+
+
+def _commit_rate(question: str, rate: float, alone: float, target: float | None, method: str) -> Result:
+    return Result(
+        question=question,
+        unit="commits/s",
+        ours=rate,
+        peer_name="a write and fdatasync each",
+        peer=alone,
+        ratio=rate / alone,
+        target=target,
+        method=method,
+    )
 
 
 def _synced_writes(path: Path, count: int) -> float:
