@@ -888,7 +888,7 @@ MISTAKES: Final = (
         "        if self._ownership is not None:\n"
         "            self._ownership.settle(self._read() & partitions, self._place.group_metadata())\n"
         "        self._give_up(self._read() - partitions)\n        self._take_owned()\n",
-        "consumer/test_shared_groups_exploration.py",
+        "consumer/test_ownership.py",
     ),
     Mistake(
         "owner_that_was_removed_keeps_others_out", "logcore/consumer/ownership.py",
