@@ -891,6 +891,14 @@ MISTAKES: Final = (
         "consumer/test_ownership.py",
     ),
     Mistake(
+        "what_could_not_be_committed_is_given_up_unsaid", "logcore/consumer/assignment.py",
+        "                member.rejoin()  # first: if what follows fails, it joins with all that it still has\n"
+        "            self._take_share(heard.partitions)\n",
+        "                self._take_share(heard.partitions)\n                member.rejoin()\n"
+        "            self._take_share(heard.partitions)\n",
+        "consumer/test_ownership.py",
+    ),
+    Mistake(
         "owner_that_was_removed_keeps_others_out", "logcore/consumer/ownership.py",
         ".members.get(number) in group.members\n",
         ".members.get(number) is not None\n",

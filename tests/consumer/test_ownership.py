@@ -13,6 +13,7 @@ import pytest
 import logcore
 from logcore import LogDir
 from logcore.consumer import Blacklist, RebalanceListener, TopicPartition
+from logcore.consumer.offsetstores import OffsetStores
 from logcore.errors import CorruptRegistryError, RegistryLockedError
 from logcore.registry import FileRegistry, open_registry, paths
 from logcore.testing import SimulatedDisk
@@ -143,6 +144,44 @@ def test_a_partition_is_read_once_its_owner_has_let_go(
     second.close()
     with contextlib.suppress(InterruptedError):
         first.close()
+
+
+def test_what_could_not_be_committed_is_given_up_later(
+    disk: SimulatedDisk, data: LogDir, registry: FileRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process holds the group when a partition is to be given up. The partition stays until what is finished is
+    committed and the listener is told.
+    """
+    told: list[frozenset[TopicPartition]] = []
+
+    class Listener(RebalanceListener):
+        def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+            told.append(partitions)
+
+    def refuse(*_: object) -> None:
+        raise RegistryLockedError("another process holds the group")
+
+    settings = {**SETTINGS, "assignors": (HastyAssignor(),)}
+    first = data.consumer(**settings)
+    first.subscribe(["t"], listener=Listener())
+    assert first.poll(0).count == 6
+    second = data.consumer(**settings)
+    second.subscribe(["t"])
+    second.poll(0)
+    with monkeypatch.context() as patch, pytest.raises(RegistryLockedError):
+        patch.setattr(OffsetStores, "commit", refuse)
+        first.poll(0)
+    assert len(first.assignment()) == 2
+    assert told == []
+    for _ in range(4):
+        first.poll(0)
+        assert second.poll(0).count == 0, "all is processed and committed"
+    (left,) = first.assignment()
+    gone = TopicPartition("t", 1 - left.partition)
+    assert told == [{gone}]
+    assert second.assignment() == {gone}
+    second.close()
+    first.close()
 
 
 def test_a_member_that_is_none_any_more_keeps_nobody_out(

@@ -255,7 +255,7 @@ class Assignment:
         elif isinstance(heard, Share):
             self.rebalances += 1
             if mine - heard.partitions and member.is_cooperative:
-                member.rejoin()
+                member.rejoin()  # first: if what follows fails, it joins with all that it still has
             self._take_share(heard.partitions)
 
     def _take_share(self, partitions: frozenset[TopicPartition]) -> None:
