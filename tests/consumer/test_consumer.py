@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -429,6 +430,19 @@ def test_a_pattern_matches_whole_names_and_new_topics(data: LogDir) -> None:
             pass
         assert [record.topic for record in found.records()] == ["t1"]
         assert consumer.subscription() == {"t", "t1"}
+
+
+@pytest.mark.parametrize("pattern", ["t(", b"t"])
+def test_what_is_no_pattern_of_topics_is_refused_before_anything_changes(data: LogDir, pattern: Any) -> None:
+    with data.consumer(group_id="g", auto_offset_reset="earliest") as consumer:
+        consumer.subscribe(["t"])
+        consumer.poll()
+        had = consumer.assignment()
+        with pytest.raises(InvalidConfigError, match=r"subscribe.*a regular expression"):
+            consumer.subscribe(pattern=pattern)
+        assert consumer.subscription() == {"t"}
+        consumer.poll()
+        assert consumer.assignment() == had != frozenset()
 
 
 def test_committed_reading_ends_at_the_last_stable_offset(data: LogDir) -> None:

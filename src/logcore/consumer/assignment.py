@@ -105,12 +105,12 @@ class Assignment:
         return frozenset(name for name in names if name not in left_out and self._pattern.fullmatch(name))
 
     def subscribe(
-        self, topics: frozenset[str], pattern: str | re.Pattern[str] | None, listener: RebalanceListener | None
+        self, topics: frozenset[str], pattern: re.Pattern[str] | None, listener: RebalanceListener | None
     ) -> None:
         """In place of what was subscribed to or assigned before. The next look joins the group."""
         self._drop_assigned()
         self._topics = topics
-        self._pattern = None if pattern is None else re.compile(pattern)
+        self._pattern = pattern
         self._listener = listener or RebalanceListener()
         self._register()
         if self._groups is not None and self._place.member is None:

@@ -43,6 +43,7 @@ from logcore.consumer.values import (
     RebalanceListener,
     checked_offset,
     intercepted,
+    topic_pattern,
 )
 from logcore.errors import (
     CommitFailedError,
@@ -209,9 +210,10 @@ class Consumer:
         wanted = frozenset(topics)
         if bool(wanted) == (pattern is not None):
             raise InvalidConfigError("either topics or a pattern is subscribed to")
+        compiled = None if pattern is None else topic_pattern("the pattern of subscribe()", pattern)
         with self._alone(is_whole=True):
             self._check_open()
-            self._assignment.subscribe(wanted, pattern, listener)
+            self._assignment.subscribe(wanted, compiled, listener)
 
     def register_with(
         self, of: Registration | None, number: int, subscription: Mapping[str, int], pattern: Pattern

@@ -29,7 +29,7 @@ import attrs
 
 from logcore.consumer.consumer import Consumer
 from logcore.consumer.ownership import Registration
-from logcore.consumer.values import ConsumerOptions
+from logcore.consumer.values import ConsumerOptions, topic_pattern
 from logcore.errors import ConsumerStateError, InvalidConfigError
 from logcore.kernels import TopicRecord
 from logcore.registry.paths import Pattern
@@ -67,12 +67,7 @@ TopicFilter = Whitelist | Blacklist
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise InvalidConfigError(
-            "a topic filter", expected="a regular expression", found=f"{pattern!r}: {error}"
-        ) from error
+    return topic_pattern("a topic filter", pattern)
 
 
 class Stream:

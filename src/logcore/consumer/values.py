@@ -346,6 +346,16 @@ def chosen_assignors(given: Iterable[str | Assignor]) -> tuple[Assignor, ...]:
     return tuple(found)
 
 
+def topic_pattern(what: str, given: str | re.Pattern[str]) -> re.Pattern[str]:
+    """What matches names of topics. Raises InvalidConfigError."""
+    try:
+        compiled = re.compile(given)
+        compiled.fullmatch("")  # one of bytes matches no name
+    except (re.error, TypeError) as error:
+        raise InvalidConfigError(what, expected="a regular expression", found=f"{given!r}: {error}") from error
+    return compiled
+
+
 def checked_offset(given: int | OffsetAndMetadata) -> OffsetAndMetadata:
     found = given if isinstance(given, OffsetAndMetadata) else OffsetAndMetadata(given)
     if found.offset < 0 or len(found.metadata) > _METADATA_CHARACTERS:
