@@ -1131,6 +1131,12 @@ MISTAKES: Final = (
         "aio/test_aio_cancellation.py",
     ),
     Mistake(
+        "appends_written_together_go_in_parts", "logcore/aio/log.py",
+        "            if found and size_bytes + one.size_bytes > most:\n",
+        "            if found and size_bytes > most:\n",
+        "aio/test_aio_log.py",
+    ),
+    Mistake(
         "refused_record_fails_its_batch", "logcore/aio/log.py",
         "    except _OF_RECORDS:  # nothing was written\n",
         "    except ZeroDivisionError:\n",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +21,7 @@ from logcore.errors import (
     OffsetOutOfRangeError,
     WrongLoopError,
 )
-from logcore.testing import SimulatedDisk
+from logcore.testing import Fault, FaultPlan, SimulatedDisk
 
 
 def in_loop(path: Path, main: Callable[[aio.Log], Awaitable[None]], **options: object) -> None:
@@ -62,6 +64,36 @@ def test_a_record_that_is_refused_disturbs_no_other_of_its_batch(tmp_path: Path)
         assert [record.value async for record in log.read(0)] == [b"0", b"2", b"4"]
 
     in_loop(tmp_path, main)
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.parametrize(("durability", "unit"), [("group", 100_000), ("always", 1_500)])
+@pytest.mark.parametrize("how", ["value", "bytearray", "memoryview", "key", "headers"])
+def test_a_full_disk_refuses_only_what_is_not_stored(how: str, durability: str, unit: int, at: int) -> None:
+    """Records that are written together are stored together or not at all, whatever their bytes are held in."""
+    disk = SimulatedDisk({"data": None})
+    rows: list[dict[str, Any]] = []
+    for number, units in enumerate((3, 10, 1, 1, 1)):
+        data = b"x" * (units * unit)
+        row: dict[str, Any] = {
+            "value": {"value": data},
+            "bytearray": {"value": bytearray(data)},
+            "memoryview": {"value": memoryview(data)},
+            "key": {"value": None, "key": data},
+            "headers": {"value": None, "headers": [("h", data)]},
+        }[how]
+        rows.append({**row, "timestamp_ms": number})
+
+    async def main() -> None:
+        async with aio.open("data/t-0", create=True, fs=disk, durability=durability) as log:
+            disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.log", at=at))
+            outcomes = await asyncio.gather(*(log.append(**row) for row in rows), return_exceptions=True)
+            disk.faults = None
+            taken = [number for number, one in enumerate(outcomes) if isinstance(one, logcore.Receipt)]
+            assert [record.timestamp_ms async for record in log.read(0)] == taken
+            assert len(taken) < len(rows), "a write failed"
+
+    asyncio.run(main())
 
 
 def test_appends_keep_what_each_asks_for(tmp_path: Path) -> None:

@@ -57,7 +57,10 @@ class Appended:
         self.expected_offset = expected_offset
         self.future = future
         self.turn = 0
-        self.size_bytes = _RECORD_BYTES + sum(len(piece) for piece in row[:2] if isinstance(piece, bytes))
+        key, value, headers, _ = row
+        self.size_bytes = _RECORD_BYTES + _size_bytes(key) + _size_bytes(value)
+        if headers:
+            self.size_bytes += _size_bytes(headers)
 
 
 class Appending:
@@ -69,7 +72,6 @@ class Appending:
         self._waiting: deque[Appended] = deque()
         self._is_due = False
         self._turn = 0
-        self._most_bytes = most_bytes(log)
 
     def add(self, one: Appended) -> None:
         """In the loop. The thread is asked once the tasks that are to run now have run."""
@@ -102,13 +104,16 @@ class Appending:
         """Those that one batch may hold. The first of them decides how safe it is to be."""
         found: list[Appended] = []
         size_bytes = 0
-        while self._waiting and len(found) < _MOST_TOGETHER and size_bytes < self._most_bytes:
+        most = most_bytes(self._log)
+        while self._waiting and len(found) < _MOST_TOGETHER:
             one = self._waiting[0]
             if one.turn > turn:
                 break
             if one.future.cancelled():
                 self._waiting.popleft()
                 continue
+            if found and size_bytes + one.size_bytes > most:
+                break
             if found and (one.durability != found[0].durability or one.expected_offset is not None):
                 break
             found.append(self._waiting.popleft())
@@ -119,12 +124,30 @@ class Appending:
 
 
 def most_bytes(log: synchronous.Log) -> int:
-    """Of records that Log.append_many() stores together or not at all: more goes in parts."""
+    """Of records that Log.append_many() stores together or not at all: more goes in parts, of which a full disk may
+    leave some. Half of what its limits say, for the headers of batches.
+    """
     config = log.config
+    durability = log.durability
     most = min(_MOST_BYTES, config.segment_bytes // 2)
-    if log.durability.kind == "always":
+    if durability.kind == "group":
+        return min(most, durability.max_bytes // 2)
+    if durability.kind == "always":
         return min(most, config.batch_size // 2)
     return most
+
+
+def _size_bytes(piece: object) -> int:
+    """At most what it takes in a record. 0 for what append() refuses."""
+    if isinstance(piece, (bytes, bytearray)):
+        return len(piece)
+    if isinstance(piece, memoryview):
+        return piece.nbytes
+    if isinstance(piece, str):
+        return 4 * len(piece)
+    if isinstance(piece, (tuple, list)):
+        return _RECORD_BYTES + sum(map(_size_bytes, piece))
+    return 0
 
 
 def _outcomes(log: synchronous.Log, together: list[Appended]) -> list[Receipt | BaseException]:
