@@ -11,6 +11,7 @@ import pytest
 
 import logcore
 from logcore.consumer import OffsetAndMetadata, TopicPartition
+from logcore.consumer.readings import Reading
 from logcore.errors import (
     CommitFailedError,
     ConsumerStateError,
@@ -443,6 +444,22 @@ def test_what_is_no_pattern_of_topics_is_refused_before_anything_changes(data: L
         assert consumer.subscription() == {"t"}
         consumer.poll()
         assert consumer.assignment() == had != frozenset()
+
+
+def test_metrics_count_while_partitions_are_given_up(data: LogDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be asked for in another thread, and in the loop while a step of logcore.aio goes on."""
+    with data.consumer(auto_offset_reset="earliest") as consumer:
+        consumer.subscribe(["t"])
+        consumer.poll()
+        readings = consumer._assignment._readings
+
+        def give_up(_: object) -> bool:
+            readings.choose(frozenset())
+            return False
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Reading, "is_paused", property(give_up))
+            assert consumer.metrics().paused_partitions == 0
 
 
 def test_committed_reading_ends_at_the_last_stable_offset(data: LogDir) -> None:

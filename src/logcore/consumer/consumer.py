@@ -256,7 +256,8 @@ class Consumer:
             self._reading(one).is_paused = False
 
     def paused(self) -> frozenset[TopicPartition]:
-        return frozenset(one for one, reading in self._readings.items() if reading.is_paused)
+        readings = list(self._readings.items())  # a step in another thread may give some up; see logcore.aio
+        return frozenset(one for one, reading in readings if reading.is_paused)
 
     def _reading(self, partition: tuple[str, int]) -> Reading:
         self._check_open()
