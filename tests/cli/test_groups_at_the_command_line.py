@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 import logcore
-from logcore.errors import ConsumerStateError
+from logcore.consumer import Consumer
+from logcore.errors import ConsumerStateError, RebalanceInProgressError
 from logcore.format.consumergrouprecords import (
     ConsumerKey,
     ConsumerMember,
@@ -30,6 +31,7 @@ from logcore.registry import open_registry
 
 click_testing = pytest.importorskip("click.testing")
 from logcore.cli.commands import main  # noqa: E402
+from logcore.cli.consuming import Printed  # noqa: E402
 
 T0 = 1_700_000_000_000
 
@@ -101,6 +103,52 @@ def test_a_group_goes_on_where_it_stopped(data: Path) -> None:
     assert len(rows("consume", data, "t", "--until-end")) == 20, "without a group all comes again"
     assert rows("consume", data, "t", "--until-end", "--from", "latest") == []
     assert "no such topic" in run("consume", data, "none", code=2).stderr
+
+
+@pytest.mark.parametrize("refusals", [1, 2, 3])
+def test_a_commit_that_is_refused_in_a_rebalance_is_made_later(
+    data: Path, monkeypatch: pytest.MonkeyPatch, refusals: int
+) -> None:
+    """Also when the command is at its end by then."""
+    commit = Consumer.commit
+    left = refusals
+
+    def refuse(self: Consumer) -> None:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise RebalanceInProgressError("the partitions are being divided")
+        commit(self)
+
+    monkeypatch.setattr(Consumer, "commit", refuse)
+    first = rows("consume", data, "t", "--group", "g", "-n", 15)
+    assert left < 0
+    assert len(first) == 15
+    assert committed(data) == 15
+    second = rows("consume", data, "t", "--group", "g", "--until-end")
+    assert len(second) == 5
+
+
+def test_what_is_owed_is_committed_before_a_partition_is_given_up(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Consumer) -> None:
+        raise RebalanceInProgressError("the partitions are being divided")
+
+    with logcore.open_dir(data) as directory:
+        settings: dict[str, Any] = {
+            "group_id": "g", "auto_offset_reset": "earliest", "enable_auto_commit": False,
+        }  # fmt: skip
+        with directory.consumer(**settings) as first, directory.consumer(**settings) as second:
+            printed = Printed(first, None)
+            first.subscribe(["t"], listener=printed)
+            assert first.poll().count == 20
+            with monkeypatch.context() as patch:
+                patch.setattr(Consumer, "commit", refuse)
+                printed.commit()
+            second.subscribe(["t"])
+            for _ in range(4):
+                assert second.poll().count == first.poll().count == 0, "nothing is printed again"
+            assert len(second.assignment()) == len(first.assignment()) == 1
+            assert not printed.is_owed
 
 
 def test_groups_are_listed_and_described(data: Path) -> None:

@@ -2,6 +2,8 @@
 
 Rules:
 - At least once: what was printed is committed after it has left this process, so a crash repeats some and skips none.
+- While the group divides its partitions a commit is refused. It is owed then, and made before a partition is given up
+  or the command ends.
 - With a group the directory is opened for writing, since the group commits in it; without one, beside a writer.
 
 reading.py says how a record looks.
@@ -22,13 +24,15 @@ from logcore.cli.reading import format_option, format_parts, print_formatted, pr
 from logcore.cli.sources import complete_topic, isolation_option, place_in, place_within
 from logcore.cli.terminal import Lines
 from logcore.consumer import Consumer, RebalanceListener, TopicPartition
-from logcore.errors import OffsetOutOfRangeError
+from logcore.errors import OffsetOutOfRangeError, RebalanceInProgressError
 
 #: How long one poll waits; Ctrl-C comes through at once all the same.
 _POLL_MS = 1_000
+#: Between two attempts to commit what is owed at the end.
+_RETRY_SECONDS = 0.05
 
 
-class _Beginning(RebalanceListener):
+class _Beginning:
     """Begins at a place, such as an offset or a time, in partitions for which nothing was committed."""
 
     def __init__(self, logdir: logcore.LogDir, consumer: Consumer, text: str, *, is_in_group: bool) -> None:
@@ -53,13 +57,49 @@ class _Beginning(RebalanceListener):
                 "--from is outside the log", path=logs[0].path, offset=places[0], expected=f"{start} to {end}"
             )
 
-    def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+    def seek(self, partitions: frozenset[TopicPartition]) -> None:
         known: dict[TopicPartition, object] = {}
         if self.is_in_group:
             known.update(self.consumer.committed(partitions))
         for one in partitions:
             if known.get(one) is None:
                 self.consumer.seek(one, place_within(self.logdir.partition(*one), self.text, self.now_ms))
+
+
+class Printed(RebalanceListener):
+    """Commits what was printed. beginning: None where auto_offset_reset says where to begin."""
+
+    def __init__(self, consumer: Consumer, beginning: _Beginning | None) -> None:
+        self.consumer = consumer
+        self.beginning = beginning
+        self.is_owed = False
+
+    def commit(self) -> None:
+        try:
+            self.consumer.commit()
+            self.is_owed = False
+        except RebalanceInProgressError:
+            self.is_owed = True
+
+    def settle(self) -> None:
+        """Commits what is owed, when the group has divided its partitions. Reads nothing more."""
+        while self.is_owed:
+            self.consumer.look_after()
+            self.commit()
+            if self.is_owed:
+                time.sleep(_RETRY_SECONDS)
+
+    def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        if self.beginning is not None:
+            self.beginning.seek(partitions)
+
+    def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        if self.is_owed:
+            self.commit()
+
+    def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
+        """Their new owners print again what is owed."""
+        self.is_owed = False
 
 
 @click.command()
@@ -115,24 +155,24 @@ def consume(
                 group_id=group_id, auto_offset_reset=reset, isolation_level=isolation, enable_auto_commit=False
             )
         )
-        listener = None
+        beginning = None
         if start != reset:
-            listener = _Beginning(logdir, consumer, start, is_in_group=group_id is not None)
-            listener.check(topics)
-        consumer.subscribe(topics, listener=listener)
+            beginning = _Beginning(logdir, consumer, start, is_in_group=group_id is not None)
+            beginning.check(topics)
+        printed = Printed(consumer, beginning)
+        consumer.subscribe(topics, listener=printed)
         out = stack.enter_context(Lines())
         while left is None or left > 0:
             found = consumer.poll(0 if until_end else _POLL_MS, left)
             if not found and until_end:
-                return
+                break
             if parts is None:
                 print_lines(out, found.records(), full, as_json)
             else:
                 print_formatted(out, parts, found.records())
             out.flush()
             if group_id is not None and found:
-                consumer.commit()
+                printed.commit()
             if left is not None:
-                left = left - found.count
-            else:
-                left = None
+                left -= found.count
+        printed.settle()
