@@ -65,7 +65,7 @@ def test_a_refused_record_is_told_and_kept(data: Path, kafka: Kafka) -> None:
         assert directory.committed_offsets("orders", 0) == {"forward-default": 7}
 
 
-@pytest.mark.parametrize("text", ["x/a/b/", "s/a/b", "s/a/b/g", "s", "s/(/b/"])
+@pytest.mark.parametrize("text", ["x/a/b/", "s/a/b", "s/a/b/g", "s", "s/(/b/", r"s/a/\1/", r"s/a/\g<x>/"])
 def test_a_renaming_that_is_none_is_refused(text: str, data: Path) -> None:
     found = run("forward", data, "--bootstrap", "localhost:1", "--rename", text, code=2)
     assert "--rename" in found.output

@@ -53,8 +53,9 @@ def renaming(text: str | None) -> Callable[[str], str] | None:
         raise click.BadParameter(f"{text!r} is not s/from/to/", param_hint="--rename")
     try:
         pattern = re.compile(parts[1])
-    except re.error as error:
-        raise click.BadParameter(f"{parts[1]!r}: {error}", param_hint="--rename") from None
+        pattern.sub(parts[2], "")  # what it makes is read first, so that it is refused here and not at a topic
+    except (re.error, IndexError) as error:
+        raise click.BadParameter(f"{text!r}: {error}", param_hint="--rename") from None
     return lambda name: pattern.sub(parts[2], name)
 
 
