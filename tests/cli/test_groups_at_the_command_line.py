@@ -151,6 +151,37 @@ def test_what_is_owed_is_committed_before_a_partition_is_given_up(data: Path, mo
             assert not printed.is_owed
 
 
+def test_the_end_of_a_group_is_that_of_all_its_members(data: Path) -> None:
+    """Another member has all partitions first, then one of them, and then it leaves. It commits nothing."""
+    with logcore.open_dir(data, shared=True) as directory:
+        other = directory.consumer(group_id="g", enable_auto_commit=False)
+        other.subscribe(["t"])
+        other.poll()
+        assert len(other.assignment()) == 2
+        command = [
+            sys.executable,
+            "-m",
+            "logcore",
+            "consume",
+            data,
+            "t",
+            "--group",
+            "g",
+            "--shared",
+            "--until-end",
+            "--json",
+        ]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            while len(other.assignment()) == 2 or not committed(data):
+                other.poll(20)
+                assert process.poll() is None, "the other half is left"
+            other.close()
+            found = [json.loads(line)["value"] for line in process.stdout]
+    assert process.returncode == 0
+    assert sorted(found) == sorted(f"{number}-{n}" for number in range(2) for n in range(10))
+
+
 def test_groups_are_listed_and_described(data: Path) -> None:
     run("consume", data, "t", "--group", "g", "-n", 7)
     (listed,) = rows("group", "list", data)

@@ -4,6 +4,8 @@ Rules:
 - At least once: what was printed is committed after it has left this process, so a crash repeats some and skips none.
 - While the group divides its partitions a commit is refused. It is owed then, and made before a partition is given up
   or the command ends.
+- The end of a group is where none of its members has anything more to read. A command that has joined others waits for
+  its share, and then for what they have not committed yet.
 - With a group the directory is opened for writing, since the group commits in it; without one, beside a writer.
 
 reading.py says how a record looks.
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any
+from collections.abc import Collection, Mapping
 
 import click
 
@@ -23,8 +25,9 @@ from logcore.cli.program import full_option, json_option, log_directory_argument
 from logcore.cli.reading import format_option, format_parts, print_formatted, print_lines
 from logcore.cli.sources import complete_topic, isolation_option, place_in, place_within
 from logcore.cli.terminal import Lines
-from logcore.consumer import Consumer, RebalanceListener, TopicPartition
+from logcore.consumer import Consumer, OffsetAndMetadata, RebalanceListener, TopicPartition
 from logcore.errors import OffsetOutOfRangeError, RebalanceInProgressError
+from logcore.reader import Isolation
 
 #: How long one poll waits; Ctrl-C comes through at once all the same.
 _POLL_MS = 1_000
@@ -33,7 +36,7 @@ _RETRY_SECONDS = 0.05
 
 
 class _Beginning:
-    """Begins at a place, such as an offset or a time, in partitions for which nothing was committed."""
+    """A place, such as an offset or a time, for partitions for which nothing was committed."""
 
     def __init__(self, logdir: logcore.LogDir, consumer: Consumer, text: str, *, is_in_group: bool) -> None:
         self.logdir = logdir
@@ -58,12 +61,39 @@ class _Beginning:
             )
 
     def seek(self, partitions: frozenset[TopicPartition]) -> None:
-        known: dict[TopicPartition, object] = {}
-        if self.is_in_group:
-            known.update(self.consumer.committed(partitions))
+        """Begins there in those of the partitions for which nothing was committed."""
+        known = self._committed(partitions)
         for one in partitions:
             if known.get(one) is None:
-                self.consumer.seek(one, place_within(self.logdir.partition(*one), self.text, self.now_ms))
+                self.consumer.seek(one, self._place(one))
+
+    def _committed(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, OffsetAndMetadata | None]:
+        if not self.is_in_group:
+            return {}
+        return self.consumer.committed(partitions)
+
+    def _place(self, one: TopicPartition) -> int:
+        return place_within(self.logdir.partition(*one), self.text, self.now_ms)
+
+    def is_all_read(self, topics: tuple[str, ...], isolation: Isolation) -> bool:
+        """Whether nothing is left, when a poll has found nothing, in partitions that other members of the group have or
+        are to give up: no record behind what was committed.
+        """
+        present = {TopicPartition(topic, number) for topic in topics for number in self.logdir.partitions(topic)}
+        others = present - self.consumer.assignment()
+        known = self._committed(others)
+        ends = self.consumer.end_offsets(others)
+        for one in others:
+            log = self.logdir.partition(*one)
+            committed = known.get(one)
+            if committed is None:
+                start = self._place(one)
+            else:
+                start = max(committed.offset, log.log_start_offset)
+            # Offsets may be left without a record, such as those of transactions.
+            if start < ends[one] and next(iter(log.read(start, ends[one], isolation=isolation)), None) is not None:
+                return False
+        return True
 
 
 class Printed(RebalanceListener):
@@ -114,7 +144,9 @@ class Printed(RebalanceListener):
     help="Where to begin without a committed offset: offset, earliest, latest, time, or age as -10m.",
 )
 @click.option("-n", "--count", type=click.IntRange(1), help="End after so many records.")
-@click.option("--until-end", is_flag=True, help="End when there is nothing more to read.")
+@click.option(
+    "--until-end", is_flag=True, help="End when there is nothing more to read, for the whole group if there is one."
+)
 @shared_option
 @isolation_option
 @format_option
@@ -128,7 +160,7 @@ def consume(
     count: int | None,
     until_end: bool,
     shared: bool,
-    isolation: Any,
+    isolation: Isolation,
     form: str | None,
     full: bool,
     as_json: bool,
@@ -155,17 +187,20 @@ def consume(
                 group_id=group_id, auto_offset_reset=reset, isolation_level=isolation, enable_auto_commit=False
             )
         )
-        beginning = None
+        beginning = _Beginning(logdir, consumer, start, is_in_group=group_id is not None)
+        printed = Printed(consumer, None)
         if start != reset:
-            beginning = _Beginning(logdir, consumer, start, is_in_group=group_id is not None)
             beginning.check(topics)
-        printed = Printed(consumer, beginning)
+            printed.beginning = beginning
         consumer.subscribe(topics, listener=printed)
         out = stack.enter_context(Lines())
+        wait_ms = 0 if until_end else _POLL_MS
         while left is None or left > 0:
-            found = consumer.poll(0 if until_end else _POLL_MS, left)
+            found = consumer.poll(wait_ms, left)
             if not found and until_end:
-                break
+                if beginning.is_all_read(topics, isolation):
+                    break
+                wait_ms = _POLL_MS
             if parts is None:
                 print_lines(out, found.records(), full, as_json)
             else:
