@@ -1082,6 +1082,12 @@ MISTAKES: Final = (
         "consumer/test_consumer.py::test_damage_is_told_to_a_consumer_as_read_tells_it",
     ),
     Mistake(
+        "position_goes_back_to_the_last_stable_offset", "logcore/consumer/fetcher.py",
+        "    return end <= position <= max(end, log.high_watermark)\n",
+        "    return position == end\n",
+        "consumer/test_consumer.py",
+    ),
+    Mistake(
         "consumer_reads_aborted_records", "logcore/consumer/fetcher.py",
         "*one, isolation=self._settings.isolation_level\n",
         "*one, isolation=\"read_uncommitted\"\n",

@@ -477,6 +477,38 @@ def test_committed_reading_ends_at_the_last_stable_offset(data: LogDir) -> None:
         assert consumer.lag() == 0
 
 
+@pytest.mark.parametrize("reset", ["earliest", "latest", "none"])
+def test_a_position_behind_the_last_stable_offset_waits_there(data: LogDir, reset: str) -> None:
+    """A consumer of the group that reads what is not committed came there before, or seek() did. Going back to the last
+    stable offset would give its records again, and commit less than was committed.
+    """
+    log = data.partition("t", 0)
+    fill(data, 0, 2)
+    producer = data.next_producer_id()
+    open_one = encode([(None, b"open")], producer_id=producer, producer_epoch=0, base_sequence=0, transactional=True)
+    log.append_batch(open_one)
+    fill(data, 0, 3)
+    assert (log.last_stable_offset, log.high_watermark) == (2, 6)
+    with data.consumer(group_id="g") as consumer:
+        consumer.commit({ONE: 5})
+    settings: dict[str, Any] = {"auto_offset_reset": reset, "isolation_level": "read_committed"}
+    with data.consumer(group_id="g", consumer_timeout_ms=0, **settings) as consumer:
+        consumer.assign([ONE])
+        assert offsets(consumer.poll()) == []
+        assert consumer.poll_columns() == {}
+        assert list(consumer) == []
+        assert (consumer.position(ONE), consumer.lag()) == (5, 0)
+        consumer.seek(ONE, 4)
+        assert offsets(consumer.poll()) == []
+        assert consumer.position(ONE) == 4
+        consumer.seek(ONE, 5)
+    assert data.committed_offsets("t", 0) == {"g": 5}
+    log.end_transaction(producer, 0, commit=True)
+    with data.consumer(group_id="g", **settings) as consumer:
+        consumer.assign([ONE])
+        assert offsets(consumer.poll()) == [(0, 5)]
+
+
 def test_a_read_only_directory_is_read_and_not_committed_to(data: LogDir) -> None:
     fill(data, 0, 2)
     with logcore.open_dir(data.path, read_only=True) as reading:

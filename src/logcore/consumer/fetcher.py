@@ -227,7 +227,7 @@ class Fetcher:
             reading.log.refresh()
         if reading.position is None:
             return False
-        return reading.records is not None or reading.position != self.end(reading.log)
+        return reading.records is not None or not _is_at_end(reading.log, reading.position, self.end(reading.log))
 
     def fetch(self, most: int) -> dict[TopicPartition, list[TopicRecord]]:
         """Records of the partitions in turns, beginning behind the one that was served last."""
@@ -277,7 +277,7 @@ class Fetcher:
             return True
         position = reading.position
         reading.end = self.end(reading.log)
-        if position is None or position == reading.end:
+        if position is None or _is_at_end(reading.log, position, reading.end):
             return False
         try:
             reading.records = placed_records(
@@ -302,7 +302,7 @@ class Fetcher:
         if reading.is_paused or position is None:
             return None
         end = self.end(reading.log)
-        if position == end:
+        if _is_at_end(reading.log, position, end):
             return None
         found: list[RecordColumns] = []
         size_bytes = 0
@@ -354,6 +354,16 @@ def misplaced(log: Log, start: int, committed: Committed) -> OffsetOutOfRangeErr
         expected=f"an epoch that ends at {committed.offset} or later",
         found="no such epoch" if epoch_end < 0 else f"its end at {epoch_end}",
     )
+
+
+def _is_at_end(log: Log, position: int, end: int) -> bool:
+    """Whether there is nothing to read. end: as Fetcher.end() says.
+
+    A position may lie behind the last stable offset, where a consumer that reads what is not committed, or seek(), put
+    it. It waits there: going back would give records again. Behind the high watermark it is outside the log, which the
+    reading says.
+    """
+    return end <= position <= max(end, log.high_watermark)
 
 
 def _stay(log: Log) -> None:
