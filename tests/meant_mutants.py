@@ -1082,6 +1082,24 @@ MISTAKES: Final = (
         "consumer/test_consumer.py::test_damage_is_told_to_a_consumer_as_read_tells_it",
     ),
     Mistake(
+        "consumer_steps_over_damage", "logcore/consumer/fetcher.py",
+        "        is_at_end = len(taken) < most and not is_stopped\n",
+        "        is_at_end = len(taken) < most\n",
+        "consumer/test_consumer.py",
+    ),
+    Mistake(
+        "iteration_steps_over_damage", "logcore/consumer/fetcher.py",
+        "            if is_stopped:\n                reading.drop()\n                return\n",
+        "",
+        "consumer/test_consumer.py",
+    ),
+    Mistake(
+        "damage_hides_what_stands_before_it", "logcore/consumer/fetcher.py",
+        "        return found, True\n",
+        "        raise\n",
+        "consumer/test_consumer.py",
+    ),
+    Mistake(
         "position_goes_back_to_the_last_stable_offset", "logcore/consumer/fetcher.py",
         "    return end <= position <= max(end, log.high_watermark)\n",
         "    return position == end\n",

@@ -89,15 +89,44 @@ def test_damage_is_told_to_a_consumer_as_read_tells_it(data: LogDir) -> None:
     raw[-1] ^= 1
     segment.write_bytes(raw)
     with pytest.raises(CorruptBatchError) as told:
-        list(log.read(5))
+        list(log.read(17))
     with data.consumer(enable_auto_commit=False) as consumer:
         consumer.assign([ONE])
-        consumer.seek(ONE, 5)
+        consumer.seek(ONE, 17)
         with pytest.raises(CorruptBatchError) as found:
             consumer.poll()
-        assert consumer.position(ONE) == 5
+        assert consumer.position(ONE) == 17
     assert (found.value.path, found.value.position) == (told.value.path, told.value.position)
     assert found.value.position > 0
+
+
+@pytest.mark.parametrize("how", ["poll", "columns", "iteration"])
+def test_records_before_damage_are_handed_out_first(data: LogDir, how: str) -> None:
+    """And the position stays before the damage, which each later call meets."""
+    for _ in range(4):
+        fill(data, 0, 5)
+    segment = next(Path(data.partition("t", 0).path).glob("*.log"))
+    raw = bytearray(segment.read_bytes())
+    raw[-1] ^= 1
+    segment.write_bytes(raw)
+    found: list[int] = []
+    with data.consumer(auto_offset_reset="earliest", consumer_timeout_ms=0) as consumer:
+        consumer.assign([ONE])
+        with pytest.raises(CorruptBatchError):
+            while how == "poll":
+                found += [record.offset for record in consumer.poll().records()]
+            while how == "columns":
+                for columns in consumer.poll_columns()[TopicPartition(*ONE)]:
+                    found += columns.offsets.tolist()
+            for record in consumer:
+                found.append(record.offset)
+        assert found == list(range(15))
+        for _ in range(2):
+            with pytest.raises(CorruptBatchError):
+                consumer.poll()
+            with pytest.raises(CorruptBatchError):
+                consumer.poll_columns()
+            assert consumer.position(ONE) == 15
 
 
 def test_a_poll_goes_on_where_an_iteration_was_left(data: LogDir) -> None:

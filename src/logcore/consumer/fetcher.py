@@ -3,6 +3,7 @@
 Rules:
 - Partitions are served in turns, beginning behind the one that was served last.
 - A position moves behind what is handed out, and only then. After an error it stays, so that nothing is passed over.
+- Records that stand before damage are handed out first. The next call meets the damage.
 - Records may be read ahead, until somebody drops them: Reading.drop().
 - Where a position is not in the log, auto_offset_reset says where reading goes on.
 
@@ -21,7 +22,7 @@ import numpy as np
 from logcore.consumer.membership import TopicPartition
 from logcore.consumer.readings import Reading
 from logcore.consumer.values import ConsumerSettings, Deserializer
-from logcore.errors import InvalidConfigError, LogTruncatedError, NoOffsetError, OffsetOutOfRangeError
+from logcore.errors import InvalidConfigError, LogcoreError, LogTruncatedError, NoOffsetError, OffsetOutOfRangeError
 from logcore.format.columns import RecordColumns
 from logcore.format.grouprecords import Committed
 from logcore.fs import FS
@@ -194,7 +195,8 @@ class Fetcher:
         while True:
             reading.is_ahead = True
             try:
-                ahead = self._handed(list(itertools.islice(records, at_once)))
+                taken, is_stopped = _next_records(records, at_once)
+                ahead = self._handed(taken)
             except BaseException:
                 reading.drop()
                 raise
@@ -219,6 +221,9 @@ class Fetcher:
                 until_look = 1
                 if look_ms - now_ms > _LOOK_WHILE_ITERATING_MS // 2:
                     until_look = _RECORDS_A_LOOK
+            if is_stopped:
+                reading.drop()
+                return
 
     def _has_records(self, reading: Reading) -> bool:
         if reading.is_paused or reading.log.is_closed:
@@ -257,12 +262,15 @@ class Fetcher:
             return []
         assert reading.records is not None
         try:
-            taken = list(itertools.islice(reading.records, most))
+            taken, is_stopped = _next_records(reading.records, most)
             found = self._handed(taken)
         except BaseException:
             reading.drop()  # the position stays, so that nothing is passed over
             raise
-        if len(taken) < most:
+        is_at_end = len(taken) < most and not is_stopped
+        if is_stopped:
+            reading.drop()
+        if is_at_end:
             reading.drop()
             reading.position = reading.end
         else:
@@ -316,7 +324,25 @@ class Fetcher:
         except OffsetOutOfRangeError as error:
             self.reset(one, reading, error)
             return None
+        except LogcoreError:
+            if not found:
+                raise
+            return Columns(one, position, int(found[-1].offsets[-1]) + 1, found)
         return Columns(one, position, end, found)
+
+
+def _next_records(records: Iterator[TopicRecord], most: int) -> tuple[list[TopicRecord], bool]:
+    """The next records, and whether an error stopped the reading behind them: records cannot be read on then, and who
+    reads from there again meets it. Raises it where no record stands before it.
+    """
+    found: list[TopicRecord] = []
+    try:
+        found.extend(itertools.islice(records, most))  # keeps what came before an error
+    except LogcoreError:
+        if not found:
+            raise
+        return found, True
+    return found, False
 
 
 def check_columns(timeout_ms: int, max_bytes: int) -> None:
