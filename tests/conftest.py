@@ -58,8 +58,8 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSeri
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """As many as there are cores: few tests wait, and a process takes eight to twenty seconds to collect them all."""
-    return max(2, os.cpu_count() or 1)
+    """Three for two cores, since a tenth of the time is waiting. A process takes eight to twenty seconds to collect."""
+    return max(2, (os.cpu_count() or 1) * 3 // 2)
 
 
 #: Seconds that a test may ask for which is neither slow nor interop. One that needs more has no place in `make test`.

@@ -476,7 +476,10 @@ def is_found(module: Any, **more: Any) -> bool:
     return False
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * name.startswith("second_protocol_keeps")) for name in MISTAKES],
+)
 def test_random_lives_find_a_coordinator_with_a_mistake(name: str) -> None:
     assert is_found(with_mistakes(MISTAKES[name]))
 

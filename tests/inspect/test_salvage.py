@@ -128,7 +128,7 @@ def test_a_log_directory_keeps_its_topics_ids_and_producers(tmp_path: Path) -> N
 # -- damage ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("head_step", "step"), [(3, 53), pytest.param(1, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("head_step", "step"), [(3, 97), pytest.param(1, 1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dense", [True, False])
 @pytest.mark.parametrize("base", [0, 6, 12])
 def test_a_flipped_bit_costs_at_most_its_batch(base: int, dense: bool, head_step: int, step: int) -> None:

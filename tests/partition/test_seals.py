@@ -608,7 +608,7 @@ def after(disk: SimulatedDisk) -> Any:
 @pytest.mark.parametrize(
     ("names", "limit", "again_every", "appended"),
     [
-        ("posix", 1, 200, (3, 2)),
+        pytest.param("posix", 1, 200, (5, 4), marks=pytest.mark.slow),
         pytest.param("posix", 2, 40, (7, 6), marks=pytest.mark.slow),
         pytest.param("journal", 2, 40, (7, 6), marks=pytest.mark.slow),
     ],

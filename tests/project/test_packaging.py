@@ -62,6 +62,7 @@ def test_the_sdist_holds_every_file_that_tests_and_tasks_need(source: Path) -> N
     assert expected <= files, sorted(expected - files)
 
 
+@pytest.mark.slow  # it builds a wheel
 def test_a_wheel_of_the_plain_kernels_fits_every_platform(source: Path) -> None:
     wheel = build(source, "build_wheel")
     assert wheel.name == f"logcore-{logcore.__version__}-py3-none-any.whl"

@@ -201,6 +201,7 @@ def test_damage_is_told_with_all_that_is_known(spark: SparkSession, data: Path, 
         assert part in str(met.value)
 
 
+@pytest.mark.slow  # without a JVM it is in test_spark_plain.py
 def test_options_are_checked_when_it_is_loaded(spark: SparkSession, data: Path) -> None:
     with pytest.raises(Exception, match="did you mean subscribe"):
         load(spark, data, subscrbe="orders").count()

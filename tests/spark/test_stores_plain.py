@@ -338,6 +338,7 @@ def test_which_options_a_store_takes() -> None:
 # -- a real S3 server ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # it starts a server; stores of other kinds are in the tests above
 def test_an_archive_on_an_s3_server(s3_server: dict[str, str], data: Path) -> None:
     system = upload(s3_server, data, "bucket/logs")
     for asked in ({"subscribePattern": "p.*"}, {"subscribe": "plain", "startingTimestamp": T0 + 500}):
