@@ -1170,7 +1170,7 @@ MISTAKES: Final = (
         "half_of_a_batch_is_settled_too_soon", "logcore/aio/producer.py",
         "            if later:\n                self._sent[delivery] = later\n",
         "            if False:\n                self._sent[delivery] = later\n",
-        "aio/test_aio_producer.py",
+        "aio/test_aio_producer.py::test_half_of_a_batch_is_settled_before_the_other_half_is_written",
     ),
     Mistake(
         "tasks_overtake_those_that_wait_for_memory", "logcore/aio/producer.py",

@@ -88,6 +88,32 @@ def test_a_batch_that_is_divided_settles_all_its_futures(tmp_path: Path) -> None
     with_producer(tmp_path, main, linger_ms=60_000, delivery_timeout_ms=60_000)
 
 
+def test_half_of_a_batch_is_settled_before_the_other_half_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that writes waits until the loop has settled the first half: its other half has no outcome then."""
+    hand_over = aio.Producer._hand_over
+
+    def wait_for_the_loop(producer: aio.Producer, first: Any) -> None:
+        hand_over(producer, first)
+        is_settled = threading.Event()
+        producer._home.tell(is_settled.set)
+        assert is_settled.wait(60)
+
+    async def main(data: aio.LogDir, producer: aio.Producer) -> None:
+        await data.alter_topic("t", {"max.message.bytes": 1_000})
+        sizes = [10, 10, 2_000, 10, 10]  # the second half is divided again
+        futures = [await producer.send("t", b"x" * size, partition=0) for size in sizes]
+        flushing = asyncio.ensure_future(producer.flush())
+        outcomes = await asyncio.gather(*futures, return_exceptions=True)
+        assert [one.offset for one in outcomes if isinstance(one, RecordMetadata)] == [0, 1, 2, 3]
+        assert isinstance(outcomes[2], RecordTooLargeError)
+        await flushing
+
+    monkeypatch.setattr(aio.Producer, "_hand_over", wait_for_the_loop)
+    with_producer(tmp_path, main, linger_ms=60_000, delivery_timeout_ms=60_000)
+
+
 def test_flush_returns_when_the_futures_are_done(tmp_path: Path) -> None:
     async def main(data: aio.LogDir, producer: aio.Producer) -> None:
         futures = [await producer.send("t", b"v") for _ in range(100)]
