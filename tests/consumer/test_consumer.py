@@ -25,6 +25,7 @@ from logcore.errors import (
     TopicNotFoundError,
     WakeupError,
 )
+from logcore.format.columns import RecordColumns
 from logcore.logdir import LogDir
 from logcore.recordbatch import encode
 from support.pages import run_blocks
@@ -127,6 +128,28 @@ def test_records_before_damage_are_handed_out_first(data: LogDir, how: str) -> N
             with pytest.raises(CorruptBatchError):
                 consumer.poll_columns()
             assert consumer.position(ONE) == 15
+
+
+def test_columns_that_were_read_before_their_log_start_moved_are_handed_out(
+    data: LogDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process deletes segments in the middle of a scan; auto_offset_reset then moves the position."""
+    for _ in range(2):
+        fill(data, 0, 5)
+    log = data.partition("t", 0)
+    scan = type(log).scan
+
+    def cut_short(self: object, start: int, *arguments: object, **options: object) -> Iterator[RecordColumns]:
+        yield next(iter(scan(log, start, 5)))
+        raise OffsetOutOfRangeError("its segment was removed", offset=5)
+
+    with data.consumer(auto_offset_reset="latest") as consumer:
+        consumer.assign([ONE])
+        consumer.seek(ONE, 0)
+        monkeypatch.setattr(type(log), "scan", cut_short)
+        (columns,) = consumer.poll_columns()[TopicPartition(*ONE)]
+        assert columns.offsets.tolist() == list(range(5))
+        assert consumer.position(ONE) == 5
 
 
 def test_a_poll_goes_on_where_an_iteration_was_left(data: LogDir) -> None:

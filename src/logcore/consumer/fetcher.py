@@ -321,13 +321,13 @@ class Fetcher:
                 if size_bytes >= max_bytes:
                     # The rest is found from there on. Only a whole stretch steps over what is at its end and no record.
                     return Columns(one, position, int(columns.offsets[-1]) + 1, found)
-        except OffsetOutOfRangeError as error:
+        except LogcoreError as error:
+            if found:  # handed out first; the next call meets the error, or what has removed the records since
+                return Columns(one, position, int(found[-1].offsets[-1]) + 1, found)
+            if not isinstance(error, OffsetOutOfRangeError):
+                raise
             self.reset(one, reading, error)
             return None
-        except LogcoreError:
-            if not found:
-                raise
-            return Columns(one, position, int(found[-1].offsets[-1]) + 1, found)
         return Columns(one, position, end, found)
 
 
