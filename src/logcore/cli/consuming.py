@@ -188,10 +188,10 @@ def consume(
             )
         )
         beginning = _Beginning(logdir, consumer, start, is_in_group=group_id is not None)
-        printed = Printed(consumer, None)
-        if start != reset:
+        begins_elsewhere = start != reset
+        if begins_elsewhere:
             beginning.check(topics)
-            printed.beginning = beginning
+        printed = Printed(consumer, beginning if begins_elsewhere else None)
         consumer.subscribe(topics, listener=printed)
         out = stack.enter_context(Lines())
         wait_ms = 0 if until_end else _POLL_MS
