@@ -62,7 +62,7 @@ def test_a_topic_is_read_by_time(data: Path) -> None:
     }
 
 
-def test_or_one_partition_after_the_other(data: Path) -> None:
+def test_a_topic_is_read_by_partition(data: Path) -> None:
     assert places("read", data, "t", "--order", "partition") == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
 
 
@@ -132,7 +132,7 @@ def test_tail_follows_all_partitions(data: Path) -> None:
         (["{}/t-0", "t"], "the directory of one partition"),
     ],
 )
-def test_what_is_not_there(data: Path, command: str, words: list[str], said: str) -> None:
+def test_a_wrong_name_is_explained(data: Path, command: str, words: list[str], said: str) -> None:
     done = run(command, *(word.format(data) for word in words))
     assert done.exit_code == 2 and said in done.stderr
     assert "Traceback" not in done.stderr
@@ -180,7 +180,7 @@ def test_append_to_one_partition_and_from_a_file(data: Path, tmp_path: Path) -> 
     assert [row["value"] for row in rows("read", data, "t:2")] == ["x", "y"]
 
 
-def test_what_read_gives_append_takes(data: Path) -> None:
+def test_append_takes_the_output_of_read(data: Path) -> None:
     text = run("read", data, "t").stdout
     assert run("append", data, "copy", "--create", "--format", "ndjson", stdin=text).exit_code == 0
     assert [(row["key"], row["timestamp_ms"]) for row in rows("read", data, "copy")] == [

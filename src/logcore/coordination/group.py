@@ -98,7 +98,8 @@ class Group:
     record. order: how many commits of the group were asked to be stored. applied: which of these each offset comes
     from; none for offsets that were loaded. consumers: of a group of the consumer protocol. owed: facts of a time in
     that protocol whose records may still be on disk; they are deleted with the next record of the group. is_first: the
-    rebalance under way began in an empty group. join_timer, sync_timer: those that are set.
+    rebalance under way began in an empty group. has_newcomer: a member joined that rebalance since its delay was set.
+    join_timer, sync_timer: those that are set.
     """
 
     group_id: str
