@@ -15,7 +15,7 @@ This module reads no file and deletes nothing: log.py does both.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import attrs
 
@@ -43,8 +43,7 @@ class Clocks:
         return abs(gap) <= CLOCK_JUMP_MS
 
 
-@attrs.frozen(kw_only=True)
-class SegmentFacts:
+class SegmentFacts(NamedTuple):
     """One segment. end_offset: the next one's base offset, or the log end. largest_timestamp: of its batches in ms, or
     when the file was last written.
     """

@@ -17,9 +17,8 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-import attrs
 import numpy as np
 
 from logcore.config import INT64_MAX, LogConfig
@@ -55,8 +54,7 @@ _UNREADABLE: Final = "a part of the file cannot be read: another program shorten
 _NEVER: Final = INT64_MAX
 
 
-@attrs.frozen
-class Piece:
+class Piece(NamedTuple):
     """Borrowed bytes of a segment: data[i] is byte origin + i of the file at path, for i below limit."""
 
     data: memoryview

@@ -15,9 +15,7 @@ This module reads no batch but through its segment, and changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
-
-import attrs
+from typing import NamedTuple, TypeVar
 
 from logcore.config import INT64_MAX
 from logcore.errors import CorruptBatchError, CorruptLogError, InvalidRecordError
@@ -29,8 +27,7 @@ from logcore.segment import GrowingSegment, Segment
 _Item = TypeVar("_Item")
 
 
-@attrs.frozen
-class Noted:
+class Noted(NamedTuple):
     """What is noted of the gaps of a log.
 
     dense_from: no offset at or above it is in a gap; NEVER where no note says so. has_seals: whether the seals describe

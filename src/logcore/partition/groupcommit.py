@@ -15,9 +15,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Generator
-from typing import Final
-
-import attrs
+from typing import Final, NamedTuple
 
 from logcore.errors import DurabilityUnknownError, LogFailedError, StorageWriteError
 from logcore.fs import FS
@@ -29,8 +27,7 @@ from logcore.fs import FS
 _IDLE_LOOKS: Final = 6
 
 
-@attrs.frozen(kw_only=True)
-class Hooks:
+class Hooks(NamedTuple):
     """The functions of a log that its GroupCommit calls.
 
     written(): (bytes, log end) written so far. sync(): syncs all of it. moved(end): called with each new durable end.

@@ -12,9 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
-
-import attrs
+from typing import Any, Final, NamedTuple, TypeVar
 
 from logcore import checkpoint
 from logcore.checkpoint import Key
@@ -31,8 +29,7 @@ _T = TypeVar("_T")
 _U = TypeVar("_U")
 
 
-@attrs.frozen(kw_only=True)
-class Noted:
+class Noted(NamedTuple):
     """Offsets are 0 where nothing is noted.
 
     directory: the log directory whose checkpoints say log_start, recovery_point, high_watermark and cleaned_to.

@@ -18,6 +18,7 @@ import itertools
 import os
 from bisect import bisect_right
 from collections.abc import Container, Sequence
+from typing import NamedTuple
 
 import attrs
 
@@ -75,8 +76,7 @@ class Place:
         return self.checkpoints.get(name, self.key) or 0
 
 
-@attrs.frozen(kw_only=True)
-class Opened:
+class Opened(NamedTuple):
     """A log as opening has left it.
 
     segments: oldest first; the last is active. end: the log end offset; all below it is on disk. visible: the high
@@ -181,8 +181,7 @@ def open_partition(place: Place) -> Opened:
     )
 
 
-@attrs.frozen
-class _Found:
+class _Found(NamedTuple):
     """The segments of a partition, as files. is_new: there were none, and the first was made."""
 
     segments: list[Segment]  # recovery replaces those whose indexes it rebuilds

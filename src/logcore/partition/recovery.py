@@ -19,7 +19,7 @@ import enum
 import itertools
 import os
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import attrs
 import numpy as np
@@ -60,8 +60,7 @@ class Action(enum.Enum):
     FAIL = "fail"
 
 
-@attrs.frozen
-class TailFacts:
+class TailFacts(NamedTuple):
     """What was found behind the last good batch of the active segment.
 
     bad_position: where it stops being good, None if it does not. recovery_position: below it all was on disk.
@@ -383,8 +382,7 @@ class SwapAction(enum.Enum):
     FAIL = "fail"
 
 
-@attrs.frozen
-class SwapFacts:
+class SwapFacts(NamedTuple):
     """A `<base>.log.swap`, which is to replace the segments in [base offset, end offset).
 
     is_whole: every batch of it is sound. was_begun: some of its files are still .cleaned, so that it was not wholly

@@ -18,7 +18,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeVar
 
-import attrs
 import numpy as np
 import numpy.typing as npt
 
@@ -52,8 +51,7 @@ _SHOWN_ROWS: Final = 10
 _SHOWN_NAMES: Final = 3
 
 
-@attrs.frozen
-class Run:
+class Run(NamedTuple):
     """Consecutive plain batches in borrowed bytes: data[at:stop], which is byte origin + at of the file at path."""
 
     data: memoryview
@@ -157,8 +155,7 @@ class Cursor:
         return None
 
 
-@attrs.frozen
-class Stretch:
+class Stretch(NamedTuple):
     """What lies in [start, end) of some segments, which stand in order and are the log's from start on.
 
     committed: for read_committed, what is known of transactions; end is then at most the last stable offset. max_size:

@@ -23,7 +23,7 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import attrs
 
@@ -194,8 +194,7 @@ class ScrubReport:
         return f"{self.path}: {self.segments} segments, {self.checked_bytes} bytes checked: {found}"
 
 
-@attrs.frozen
-class Progress:
+class Progress(NamedTuple):
     """Bytes that work has read so far, and those it will read in all, as far as that is known."""
 
     done_bytes: int
