@@ -38,14 +38,11 @@ if TYPE_CHECKING:
 _MAX_WAIT_MS: Final = 30_000
 
 
-def fetch(
-    request: FetchRequest, call: Call, state: State, *, opened: bool = False, looked: bool = False
-) -> FetchResponse | Answer:
+def fetch(request: FetchRequest, call: Call, state: State) -> FetchResponse | Answer:
     """Stored batches of the partitions asked for; waits up to max_wait_ms for min_bytes of them.
 
     Sessions (KIP-227) are declined by answering session id 0, which every client copes with.
     """
-    response_type = wire.FETCH.Response
     names: list[str | None]
     if call.version < 13:
         names = [topic.topic for topic in request.topics]
@@ -56,13 +53,21 @@ def fetch(
         for name, topic in zip(names, request.topics, strict=True)
         for partition in topic.partitions
     ]
-    # Each of these two may take time, and calls this function again when it is done.
-    if not opened:
-        return state.when_open(asked, lambda: fetch(request, call, state, opened=True))
-    if request.isolation_level == 1 and not looked:
-        later = when_transactions_are_known(asked, lambda: fetch(request, call, state, opened=True, looked=True), state)
-        if later is not None:
-            return later
+
+    def begin() -> FetchResponse | Answer:
+        return _fetch(request, names, call, state)
+
+    def begin_committed() -> FetchResponse | Answer:
+        return when_transactions_are_known(asked, begin, state) or begin()
+
+    if request.isolation_level == 1:
+        return state.when_open(asked, begin_committed)
+    return state.when_open(asked, begin)
+
+
+def _fetch(request: FetchRequest, names: list[str | None], call: Call, state: State) -> FetchResponse | Answer:
+    """As fetch(). The logs are open; names: of the topics in the request."""
+    response_type = wire.FETCH.Response
     if request.session_id and request.session_epoch > 0:
         return response_type(error_code=codes.FETCH_SESSION_ID_NOT_FOUND)
     wanted: list[_Wanted] = []
