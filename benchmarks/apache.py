@@ -166,7 +166,6 @@ def _cost(
 ) -> Result:
     mine = statistics.median(figures[ours])
     other = statistics.median(figures[theirs])
-    turns = ", ".join(f"{a / b:.2f}" for a, b in zip(figures[ours], figures[theirs], strict=True))
     return Result(
         question=question,
         unit=unit,
@@ -174,9 +173,10 @@ def _cost(
         peer_name=theirs,
         peer=other * scale,
         ratio=mine / other,
+        turns=common.ratios(figures[ours], figures[theirs]),
         target=target,
         bound="at most",
-        method=f"The median of {_TURNS} turns; less is better. Ratios of the turns: {turns}.",
+        method=f"The median of {_TURNS} turns; less is better.",
     )
 
 
@@ -259,8 +259,10 @@ def _throughput(ours: Served, theirs: Served, value_bytes: int, size_bytes: int)
             samples.setdefault(("consume", one.name), []).append(_consume(one, topic, count))
     targets = {"produce": (1.2, 0.3), "consume": (1.0, 0.7)}
     for what in ("produce", "consume"):
-        best = {name: min(seconds for seconds, _ in samples[what, name]) for name in (ours.name, theirs.name)}
-        least = {name: min(cpu for _, cpu in samples[what, name]) for name in (ours.name, theirs.name)}
+        seconds = {one.name: [each for each, _ in samples[what, one.name]] for one in (ours, theirs)}
+        cpu = {one.name: [each for _, each in samples[what, one.name]] for one in (ours, theirs)}
+        best = {name: min(times) for name, times in seconds.items()}
+        least = {name: min(times) for name, times in cpu.items()}
         rate, cost = targets[what]
         yield Result(
             question=f"{what}, {value_bytes:,} bytes a record",
@@ -269,6 +271,7 @@ def _throughput(ours: Served, theirs: Served, value_bytes: int, size_bytes: int)
             peer_name=theirs.name,
             peer=count / best[theirs.name],
             ratio=best[theirs.name] / best[ours.name],
+            turns=common.ratios(seconds[theirs.name], seconds[ours.name]),
             target=rate,
             method="acks=all; the best of turns." if what == "produce" else "consume(10000); the best of turns.",
         )
@@ -280,6 +283,7 @@ def _throughput(ours: Served, theirs: Served, value_bytes: int, size_bytes: int)
             peer_name=theirs.name,
             peer=least[theirs.name] / gigabytes,
             ratio=least[ours.name] / least[theirs.name],
+            turns=common.ratios(cpu[ours.name], cpu[theirs.name]),
             target=cost,
             bound="at most",
             method="The least of turns; less is better.",

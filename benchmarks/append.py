@@ -147,6 +147,7 @@ def by_threads(settings: Settings, log: logcore.Log) -> Result:
         peer_name="one thread",
         peer=records / seconds["alone"],
         ratio=seconds["alone"] / seconds["together"],
+        turns=seconds.ratios("alone", "together"),
         target=0.8,
         method=f"{APPENDERS} threads with {appends} appends each, beside one thread with all of them.",
     )
@@ -180,6 +181,7 @@ def to_disk(settings: Settings, policy: str) -> Result:
         peer_name="us for pwrite + fdatasync",
         peer=seconds["bare"] * 1e6,
         ratio=seconds["logcore"] / seconds["bare"],
+        turns=seconds.ratios("logcore", "bare"),
         target=1.08,
         bound="at most",
         method=f"Time of log.append beside os.pwrite of the same {size} bytes and os.fdatasync; medians.",

@@ -76,7 +76,7 @@ def compare(path: str, servers: str, count: int, repeats: int) -> Iterator[Resul
         "columns": (by_columns, 20.0),
     }
     with logcore.open_dir(path) as directory:
-        best = dict.fromkeys([*sides, "peer"], float("inf"))
+        spent: dict[str, list[float]] = {name: [] for name in (*sides, "peer")}
         gc.disable()
         for _ in range(repeats):
             gc.collect()
@@ -88,9 +88,10 @@ def compare(path: str, servers: str, count: int, repeats: int) -> Iterator[Resul
                     consumer.subscribe(["t"])
                     started = time.process_time()
                     side(consumer, count)
-                    best[name] = min(best[name], time.process_time() - started)
-            best["peer"] = min(best["peer"], by_confluent(servers, count))
+                    spent[name].append(time.process_time() - started)
+            spent["peer"].append(by_confluent(servers, count))
         gc.enable()
+    best = {name: min(times) for name, times in spent.items()}
     for name, (_, target) in sides.items():
         yield Result(
             question=f"consume, {name}",
@@ -99,6 +100,7 @@ def compare(path: str, servers: str, count: int, repeats: int) -> Iterator[Resul
             peer_name="confluent-kafka",
             peer=best["peer"] / count * 1e9,
             ratio=best["peer"] / best[name],
+            turns=common.ratios(spent["peer"], spent[name]),
             target=target,
             method="CPU time beside consume(10000).",
         )
@@ -149,7 +151,7 @@ def produce(path: str, count: int, repeats: int) -> Iterator[Result]:
                 "send_columns": (by_column, None),
             }
             by_peer()
-            best = dict.fromkeys([*sides, "peer"], float("inf"))
+            spent: dict[str, list[float]] = {name: [] for name in (*sides, "peer")}
             gc.disable()
             for _ in range(repeats):
                 gc.collect()
@@ -157,11 +159,12 @@ def produce(path: str, count: int, repeats: int) -> Iterator[Result]:
                     started = time.process_time()
                     side()
                     producer.flush()
-                    best[name] = min(best[name], time.process_time() - started)
+                    spent[name].append(time.process_time() - started)
                 started = time.process_time()
                 by_peer()
-                best["peer"] = min(best["peer"], time.process_time() - started)
+                spent["peer"].append(time.process_time() - started)
             gc.enable()
+    best = {name: min(times) for name, times in spent.items()}
     for name, (_, target) in sides.items():
         yield Result(
             question=f"produce, {name}",
@@ -170,6 +173,7 @@ def produce(path: str, count: int, repeats: int) -> Iterator[Result]:
             peer_name="confluent-kafka, mock cluster",
             peer=best["peer"] / count * 1e9,
             ratio=best["peer"] / best[name],
+            turns=common.ratios(spent["peer"], spent[name]),
             target=target,
             method="CPU time beside produce() with on_delivery.",
         )

@@ -5,6 +5,7 @@ Method, for all of them:
   a changing clock meets both.
 - A sample is at least 50 ms of work, with the garbage collector off. Of the samples the best counts where the work is
   computing (what disturbs it only ever adds), the median where it waits for a disk.
+- The spread of a ratio is that of its turns, without the quarter of them that is lowest and the one that is highest.
 - Files lie on a real file system, under build/ or where --dir says. A tmpfs has no fdatasync to wait for, so it is
   refused.
 
@@ -26,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, Literal
@@ -66,7 +67,7 @@ class Result:
     """One row: ours and the peer's figure in unit, and their ratio held against the target.
 
     bound: "at least" for speeds as a multiple of the peer's, "at most" for costs. target: None for a row that is shown
-    for context and has none. method: what each side did.
+    for context and has none. method: what each side did. turns: the ratio of each turn, where there were several.
     """
 
     question: str
@@ -79,6 +80,7 @@ class Result:
     bound: Literal["at least", "at most"] = "at least"
     ratio_unit: str = "x"
     method: str = ""
+    turns: Sequence[float] = ()
 
     @property
     def is_reached(self) -> bool | None:
@@ -96,6 +98,9 @@ class Result:
         peer = f"{figure(self.peer)} {self.peer_name}" if self.peer else self.peer_name
         ours = f"{figure(self.ours)} {self.unit}"
         ratio = f"{self.ratio:.2f}{self.ratio_unit}"
+        if len(self.turns) > 1:
+            low, _, high = statistics.quantiles(self.turns, n=4, method="inclusive")
+            ratio += f" ({low:.2f} to {high:.2f})"
         return self.question, ours, peer, ratio, target, reached
 
 
@@ -140,13 +145,34 @@ def speed(
         peer_name=best,
         peer=units / seconds[best] / scale,
         ratio=seconds[best] / seconds["logcore"],
+        turns=seconds.ratios(best, "logcore"),
         target=target,
         method=method + (f" Others: {others}." if others else ""),
     )
 
 
-def measure(sides: Mapping[str, Side], repeats: int, *, median: bool = False) -> dict[str, float]:
-    """Seconds that one call of each side takes, the sides taking turns; the best of repeats, or their median."""
+@attrs.frozen
+class Measured:
+    """Seconds that one call of each side took, by side one figure for each turn. pick: which of them counts."""
+
+    samples: Mapping[str, Sequence[float]]
+    pick: Callable[[Sequence[float]], float]
+
+    def __getitem__(self, name: str) -> float:
+        return self.pick(self.samples[name])
+
+    def ratios(self, one: str, other: str) -> list[float]:
+        """Of two sides, in each turn."""
+        return ratios(self.samples[one], self.samples[other])
+
+
+def ratios(ones: Sequence[float], others: Sequence[float]) -> list[float]:
+    """Of figures of two sides, one for each turn."""
+    return [one / other for one, other in zip(ones, others, strict=True)]
+
+
+def measure(sides: Mapping[str, Side], repeats: int, *, median: bool = False) -> Measured:
+    """What the sides take, in turns; the best of repeats counts, or their median."""
     calls = {name: _calls_per_sample(side) for name, side in sides.items()}
     samples: dict[str, list[float]] = {name: [] for name in sides}
     order = list(sides)
@@ -154,8 +180,7 @@ def measure(sides: Mapping[str, Side], repeats: int, *, median: bool = False) ->
         for name in order:
             samples[name].append(_sample(sides[name], calls[name]) / calls[name])
         order.reverse()  # whoever follows the other inherits its dirty cache: take turns at that, too
-    pick = statistics.median if median else min
-    return {name: pick(times) for name, times in samples.items()}
+    return Measured(samples, statistics.median if median else min)
 
 
 def _calls_per_sample(side: Side) -> int:

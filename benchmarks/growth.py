@@ -60,7 +60,7 @@ def run(settings: Settings) -> Iterator[Result]:
         }
         for job, (units, sides) in jobs.items():
             seconds = common.measure(sides, settings.repeats)
-            first, *others = seconds
+            first, *others = sides
             for name in others:
                 yield Result(
                     question=f"{job}, log of {name}",
@@ -69,6 +69,7 @@ def run(settings: Settings) -> Iterator[Result]:
                     peer_name=f"ns at {first}",
                     peer=seconds[first] / units * 1e9,
                     ratio=seconds[name] / seconds[first],
+                    turns=seconds.ratios(name, first),
                     method=f"Time for each record, beside the same log at {first}.",
                 )
 

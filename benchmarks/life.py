@@ -119,6 +119,7 @@ def compaction(settings: Settings, path: Path) -> Iterator[Result]:
             peer_name=what,
             peer=mib / best[name],
             ratio=best[name] / best["compact"],
+            turns=common.ratios(seconds[name], seconds["compact"]),
             target=target_ratio,
             method=method,
         )
@@ -130,6 +131,7 @@ def compaction(settings: Settings, path: Path) -> Iterator[Result]:
         peer_name="log.scan",
         peer=least["scan"] / records * 1e9,
         ratio=least["compact"] / least["scan"],
+        turns=common.ratios(cpu["compact"], cpu["scan"]),
         target=3.0,
         bound="at most",
         method="CPU time of the process, the least of turns; the scan reads the same log before it.",
@@ -174,6 +176,7 @@ def round_robin(settings: Settings, path: Path) -> Result:
         peer_name="us to one partition",
         peer=seconds["one"] / count * 1e6,
         ratio=seconds["many"] / seconds["one"],
+        turns=seconds.ratios("many", "one"),
         target=2,
         bound="at most",
         method="LogDir.partition(...).append(100 bytes), policy os.",

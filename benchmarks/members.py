@@ -329,7 +329,8 @@ def nodes(path: Path, count: int) -> Iterator[Result]:
                 started = time.perf_counter()
                 side()
                 times[name].append(time.perf_counter() - started)
-    peer = statistics.median(times.pop("rename"))
+    renames = times.pop("rename")
+    peer = statistics.median(renames)
     for name, found in times.items():
         ours = statistics.median(found)
         yield Result(
@@ -339,6 +340,7 @@ def nodes(path: Path, count: int) -> Iterator[Result]:
             peer_name="replace by rename",
             peer=peer * 1e6,
             ratio=peer / ours,
+            turns=common.ratios(renames, found),
             target=20.0,
             method="1,000 bytes, not synced.",
         )

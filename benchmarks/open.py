@@ -77,6 +77,7 @@ def among(settings: Settings, path: Path, many: int) -> Iterator[Result]:
             peer_name=f"ms among {FEW}",
             peer=few_s * 1e3,
             ratio=many_s / few_s,
+            turns=common.ratios(samples[what, "many"], samples[what, "few"]),
             target=1.5,
             bound="at most",
             method="A LogDir that was closed cleanly, policy os; one record a partition; median.",

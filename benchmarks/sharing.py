@@ -48,7 +48,7 @@ def appends(path: str, count: int, repeats: int) -> Iterator[Result]:
         }
         for size, call in calls.items():
             sides = {"plain": [plain, plain], "shared": [shared, shared], "alternating": [one, other]}
-            best = dict.fromkeys(sides, float("inf"))
+            spent: dict[str, list[float]] = {name: [] for name in sides}
             gc.disable()
             for _ in range(repeats):
                 gc.collect()
@@ -56,8 +56,9 @@ def appends(path: str, count: int, repeats: int) -> Iterator[Result]:
                     started = time.process_time()
                     for number in range(count):
                         call(logs[number % 2])
-                    best[name] = min(best[name], time.process_time() - started)
+                    spent[name].append(time.process_time() - started)
             gc.enable()
+            best = {name: min(times) for name, times in spent.items()}
             for name, target in (("shared", 1.5 if size == "100 a call" else None), ("alternating", None)):
                 yield Result(
                     question=f"append, {size}, {name}",
@@ -66,6 +67,7 @@ def appends(path: str, count: int, repeats: int) -> Iterator[Result]:
                     peer_name="not shared",
                     peer=best["plain"] / count * 1e6,
                     ratio=best[name] / best["plain"],
+                    turns=common.ratios(spent[name], spent["plain"]),
                     target=target,
                     bound="at most",
                     method="CPU time; the ratio is the cost, so that less is better.",

@@ -314,6 +314,7 @@ def produce_requests(settings: Settings) -> Iterator[Result]:
             peer_name="bare BufferedProtocol, no log",
             peer=best["bare"],
             ratio=best[name] / best["bare"],
+            turns=common.ratios(rates[name], rates["bare"]),
             target=target,
             method="Produce v9, one record a batch, one connection; the best of turns.",
         )
@@ -359,6 +360,7 @@ def fetch_bytes(settings: Settings) -> Result:
         peer_name="bare loop writing mapped views",
         peer=best["bare"],
         ratio=best["ours"] / best["bare"],
+        turns=common.ratios(rates["ours"], rates["bare"]),
         target=0.6,
         method="Fetch v11 of 1 MB each over a sealed segment; CPU of the server process.",
     )
@@ -516,6 +518,7 @@ def clients(settings: Settings) -> Iterator[Result]:
             peer_name="librdkafka's mock cluster",
             peer=peer,
             ratio=ours / peer,
+            turns=common.ratios(rates["ours"], rates["mock"]),
             target=target,
             method="acks=all; to disk under group on our side, to memory in the mock. The best of turns.",
         )

@@ -147,6 +147,7 @@ def beside(question: str, count: int, ours: Side, theirs: Side, target: float, m
         peer_name="Parquet",
         peer=count / seconds["Parquet"],
         ratio=seconds["Parquet"] / seconds["logcore"],
+        turns=seconds.ratios("Parquet", "logcore"),
         target=target,
         method=method,
     )
@@ -161,6 +162,7 @@ def ceiling(question: str, count: int, ours: Side, limit: Side, target: float) -
         peer_name="the ceiling",
         peer=count / seconds["ceiling"],
         ratio=seconds["ceiling"] / seconds["logcore"],
+        turns=seconds.ratios("ceiling", "logcore"),
         target=target,
         method="A Python data source of Spark's that does nothing itself: what is left is Spark.",
     )
