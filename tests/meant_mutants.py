@@ -1832,6 +1832,31 @@ MISTAKES: Final = (
         "                    offsets[one] = OffsetAndMetadata(records[-1].record.offset + 2, lane.source_id)\n",
         "shipping/test_mirror.py",
     ),
+    # -- static members that are gone
+    Mistake(
+        "static_member_is_gone_at_once", "logcore/coordination/membership.py",
+        "            step.renew(member, member.absence_ms)\n",
+        "            step.renew(member, 0)\n",
+        "consumer/test_shared_groups_exploration.py -k static",
+    ),
+    Mistake(
+        "dead_static_member_is_not_noted", "logcore/consumer/sharedgroups.py",
+        "        if static:\n            run.act(",
+        "        if static and dynamic:\n            run.act(",
+        "consumer/test_shared_groups_exploration.py -k static",
+    ),
+    Mistake(
+        "static_member_that_is_heard_stays_absent", "logcore/coordination/membership.py",
+        "        member.is_absent = False\n",
+        "",
+        "coordination/test_coordination.py -k absent",
+    ),
+    Mistake(
+        "absence_counts_as_a_session", "logcore/consumer/observing.py",
+        "member.deadline_ms, member.kept_ms\n",
+        "member.deadline_ms, member.session_timeout_ms\n",
+        "consumer/test_observing.py consumer/test_consumer_groups.py -k 'static or absent'",
+    ),
 )  # fmt: skip
 
 

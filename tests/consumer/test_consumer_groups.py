@@ -317,6 +317,58 @@ def test_a_static_member_comes_back_to_its_share() -> None:
             one.close()
 
 
+@pytest.mark.parametrize("is_shared", [False, True], ids=["one process", "shared"])
+def test_a_static_member_that_stays_away_loses_its_place_after_its_session_timeout(is_shared: bool) -> None:
+    disk = SimulatedDisk()
+    away: dict[str, Any] = {"session_timeout_ms": 3_000, "heartbeat_interval_ms": 1_000}
+    with logcore.open_dir("/data", create=True, fs=disk, shared=is_shared) as data:
+        data.create_topic("t", 2)
+        (other,) = consumers(data, 1)
+        (static,) = consumers(data, 1, group_instance_id="i", **away)
+        poll_all([other, static])
+        for _ in range(5):  # its session timeout is none of its polls
+            disk.advance(1_000)
+            other.poll()
+        assert len(shares([other])[0]) == 1
+        static.close()
+        for _ in range(5):
+            disk.advance(500)
+            other.poll()
+        assert len(shares([other])[0]) == 1, "it has 3 seconds to come back"
+        for _ in range(5):
+            disk.advance(500)
+            poll_all([other])
+        assert shares([other]) == [[0, 1]]
+        other.close()
+
+
+def test_a_static_member_has_its_session_timeout_to_come_back_after_a_restart() -> None:
+    disk = SimulatedDisk()
+    away: dict[str, Any] = {"session_timeout_ms": 3_000, "heartbeat_interval_ms": 1_000, "group_instance_id": "i"}
+    with opened(disk) as data:
+        data.create_topic("t", 2)
+        (other,) = consumers(data, 1)
+        (static,) = consumers(data, 1, **away)
+        poll_all([other, static])
+        mine = shares([static])
+        static.close()
+        other.close()
+    for wait_ms, expected in ((2_000, mine[0]), (4_000, [0, 1])):
+        with opened(disk) as data:
+            (other,) = consumers(data, 1)
+            other.poll()
+            disk.advance(wait_ms)
+            poll_all([other])
+            (static,) = consumers(data, 1, **away)
+            if wait_ms == 2_000:
+                poll_all([other, static])
+                assert shares([static]) == [expected]
+            else:
+                assert shares([other]) == [expected]
+            static.close()
+            other.close()
+
+
 def test_members_need_an_assignor_in_common() -> None:
     disk = SimulatedDisk()
     with opened(disk) as data:

@@ -40,6 +40,17 @@ def test_a_member_is_stuck_after_its_session() -> None:
     assert watched([(at_ms, 0) for at_ms in range(0, 3_001, 500)])
 
 
+def test_an_absent_member_has_its_own_time() -> None:
+    one = group(0)
+    one.members["m0"].absence_ms = 1_000
+    for is_absent in (False, True):
+        one.members["m0"].is_absent = is_absent
+        observations = Observations()
+        for at_ms in (0, 300, 600, 900, 1_200):
+            observations.look(one, {}, at_ms)
+        assert observations.is_over(one, {}, M0) == is_absent
+
+
 def test_a_pause_of_whoever_looks_is_a_third_of_the_session() -> None:
     assert not watched([(0, 0), (3_600_000, 0)])
     assert not watched([(0, 0), (3_600_000, 0), (7_200_000, 0)])

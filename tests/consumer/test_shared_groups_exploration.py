@@ -47,6 +47,18 @@ def test_owners_keep_others_out_when_partitions_move_at_once(chances: Chances, r
 
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
 @pytest.mark.parametrize("chances", [QUIET, KILLS, STOPS], ids=["quiet", "kills", "stops"])
+def test_static_members_keep_their_places_for_a_while(chances: Chances, rounds: int) -> None:
+    for seed in range(rounds):
+        try:
+            group = Group(seed, chances=chances, processes=1 + seed % 3, is_static=True)
+            group.run()
+            group.judge(group.disk, after_power=False)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error!r}") from error
+
+
+@pytest.mark.parametrize("rounds", [ROUNDS, LONG])
+@pytest.mark.parametrize("chances", [QUIET, KILLS, STOPS], ids=["quiet", "kills", "stops"])
 @pytest.mark.parametrize("is_dual", [False, True], ids=["log", "dual"])
 def test_no_commit_undoes_a_rewind(chances: Chances, is_dual: bool, rounds: int) -> None:
     stores = [{"dual_commit": True}] if is_dual else [{}]

@@ -399,6 +399,39 @@ def test_a_static_member_that_comes_back_is_answered_when_that_is_stored() -> No
     assert world.beat(world.replies[back].member_id, 1, "s") is None
 
 
+def test_an_absent_member_keeps_its_place_for_its_absence() -> None:
+    world = World()
+    member_id = world.replies[world.join(instance="s", absence_ms=2_000)].member_id
+    world.sync(member_id, 1, {member_id: b"\1"}, instance="s")
+    world.settle()
+
+    def leave_for_a_while() -> None:
+        world.act(world.coordinator.absent("g", [member_id, "nobody"], world.now_ms))
+
+    leave_for_a_while()
+    world.sleep(1_500)
+    leave_for_a_while()  # told twice, it is no longer away than it was
+    assert world.beat(member_id, 1, "s") is None
+    world.sleep(SESSION_MS - 1)
+    assert member_id in world.group.members, "it was heard"
+    leave_for_a_while()
+    world.sleep(1_500)
+    leave_for_a_while()
+    world.sleep(499)
+    assert member_id in world.group.members
+    world.sleep(1)
+    assert member_id not in world.group.members
+
+
+def test_a_member_whose_session_says_when_it_is_gone_is_never_absent() -> None:
+    world = World()
+    member_id = world.replies[world.join(instance="s")].member_id
+    world.settle()
+    before = world.group.members[member_id].deadline_ms
+    world.act(world.coordinator.absent("g", [member_id], world.now_ms))
+    assert world.group.members[member_id].deadline_ms == before
+
+
 def test_commits_are_seen_when_they_are_stored_and_survive_a_restart() -> None:
     world = World()
     waiter = world.commit(5)

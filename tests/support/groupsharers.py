@@ -13,6 +13,8 @@ The invariants, by name; the numbers are those of crashes.md:
 - seen (C04, C06): nor is it less than any member was told that the group had committed, by whomever.
 - all (C07): every record is processed, at least once, while one process lives.
 - heirs (C08): a second after a process died, the next poll of any other has removed its members.
+- absence: a static member whose process died keeps its place for its session timeout, but for one that comes under its
+  name. The poll that removes others notes it as absent; a second after its time the next poll removes it.
 - patience (C09, C10): no member is removed before two thirds of its interval, and no clock that jumps counts, nor the
   time while all stood still, be it in the middle of a rebalance.
 - in order (C14): a member is handed each record of a partition once, in the order of offsets, from where it began.
@@ -38,6 +40,7 @@ from logcore.coordination.group import STABLE
 from logcore.coordination.packing import GroupNode
 from logcore.errors import (
     CommitFailedError,
+    FencedInstanceError,
     NodeNotFoundError,
     RebalanceInProgressError,
     RegistryLockedError,
@@ -58,6 +61,7 @@ SETTINGS: Final[dict[str, Any]] = {
     "enable_auto_commit": False,
     "max_poll_interval_ms": 3_000,
 }
+_STATIC: Final[dict[str, Any]] = {"session_timeout_ms": 900, "heartbeat_interval_ms": 300}
 #: Any process looks for dead members more often than that (clients reference, C08).
 _HEIRS_MS: Final = 1_000
 
@@ -95,8 +99,9 @@ class Ownership(RebalanceListener):
 
 
 class Group:
-    """See the top of this module. is_hasty: partitions move by HastyAssignor, and commits are late. stores: settings of
-    where offsets are, of which each life has one; the last of them reads what all of them commit.
+    """See the top of this module. is_hasty: partitions move by HastyAssignor, and commits are late. is_static: members
+    have instance ids, of which lives draw one of three. stores: settings of where offsets are, of which each life has
+    one; the last of them reads what all of them commit.
     """
 
     def __init__(
@@ -108,6 +113,7 @@ class Group:
         partitions: int = 3,
         records: int = 12,
         is_hasty: bool = False,
+        is_static: bool = False,
         stores: Sequence[Mapping[str, Any]] = ({},),
         rewinds: bool = False,
     ) -> None:
@@ -117,6 +123,7 @@ class Group:
         self.is_rewound = not rewinds
         self.stores = stores
         self.is_hasty = is_hasty
+        self.is_static = is_static
         self.settings = (
             {**SETTINGS, "max_poll_interval_ms": 300, "assignors": (HastyAssignor(),)} if is_hasty else SETTINGS
         )
@@ -165,24 +172,31 @@ class Group:
 
     def _live(self, fs: SharedFS) -> None:
         for _ in range(self.rng.randrange(1, 3)):
-            with self._consuming(fs, self.rng.choice(self.stores)) as consumer:
+            settings = dict(self.rng.choice(self.stores))
+            if self.is_static:
+                settings |= {**_STATIC, "group_instance_id": f"i{self.rng.randrange(3)}"}
+            # Another life may take the place of this one, when it was given up for dead or by chance.
+            with contextlib.suppress(FencedInstanceError), self._consuming(fs, settings) as consumer:
                 for _ in range(self.rng.randrange(2, 8)):
                     self._turn(consumer)
 
     def _consume_all(self, fs: SharedFS) -> None:
         """Goes on until all was processed."""
-        with self._consuming(fs, self.stores[-1]) as consumer:
+        settings = dict(self.stores[-1])
+        if self.is_static:
+            settings |= {**_STATIC, "group_instance_id": "spared"}
+        with self._consuming(fs, settings) as consumer:
             until = self.machine.steps + 60_000
             while not self._is_complete():
                 self._turn(consumer)
                 assert self.machine.steps < until, f"all: {self.processed} {consumer.assignment()}"
 
     @contextlib.contextmanager
-    def _consuming(self, fs: SharedFS, store: Mapping[str, Any]) -> Generator[logcore.Consumer]:
+    def _consuming(self, fs: SharedFS, given: Mapping[str, Any]) -> Generator[logcore.Consumer]:
         """A member of the group, until the end of the `with`. It may leave in vain, while another process is paused in
         the middle of its change; then its session ends it.
         """
-        settings = {**self.settings, **store}
+        settings = {**self.settings, **given}
         with (
             contextlib.suppress(RegistryLockedError),
             logcore.open_dir(PATH, shared=True, fs=fs) as data,
@@ -273,6 +287,8 @@ class Group:
             node = GroupNode.unpack("g", value)
             self._check_owners(registry, node, consumer, handed)
         self._check_heirs(node, began_ms)
+        if self.is_static:
+            self._check_absence(node)
         self._check_patience(node)
         if not self.is_hasty:
             self._check_assignment(node)
@@ -303,14 +319,32 @@ class Group:
             if isinstance(consumer._groups, SharedGroups)
             and self.freed_ms.get(process, began_ms) + _HEIRS_MS < began_ms
         }
-        left = {member_id for member_id in node.group.members if node.sessions.get(member_id) in dead}
+        left = [
+            member.member_id
+            for member in node.group.members.values()
+            if node.sessions.get(member.member_id) in dead
+            and not (member.is_absent and node.clock_ms + began_ms <= member.deadline_ms + _HEIRS_MS)
+        ]
         assert not left, f"heirs: {left}"
+
+    def _check_absence(self, node: GroupNode) -> None:
+        for process, consumer in self.readers:
+            member_id = self.known_as.get(consumer)
+            if member_id is None or member_id in node.group.members or consumer in self.leaving:
+                continue
+            if consumer._place.instance_id in node.group.static:  # one came under its name
+                del self.known_as[consumer]
+            elif process in self.freed_ms:
+                del self.known_as[consumer]
+                away_ms = self.disk.monotonic_ms() - self.freed_ms[process]
+                assert away_ms >= _STATIC["session_timeout_ms"], f"absence: {member_id} was removed after {away_ms} ms"
 
     def _check_patience(self, node: GroupNode) -> None:
         members = node.group.members
         for consumer in self._living():
             member_id = "" if consumer._place.member is None else consumer._place.member.member_id
             was_member = bool(member_id) and self.known_as.get(consumer) == member_id
+            was_member = was_member and consumer._place.instance_id not in node.group.static
             if was_member and member_id not in members and consumer not in self.leaving and not self.rewinds:
                 silent_ms = self._awake_ms() - self.polled_ms[consumer]
                 least_ms = self.settings["max_poll_interval_ms"] * 2 // 3
@@ -342,9 +376,11 @@ class Group:
         if member is None or not member.is_stable:
             return
         self.generation = max(self.generation, member.generation)
+        # A static member that came back has another member id, and all else of the one before it.
+        name = consumer._place.instance_id or member.member_id
         for one in consumer.assignment():
-            owner = self.owners.setdefault((member.generation, one), member.member_id)
-            assert owner == member.member_id, f"owned once: {one} in generation {member.generation}"
+            owner = self.owners.setdefault((member.generation, one), name)
+            assert owner == name, f"owned once: {one} in generation {member.generation}"
 
     def _note_commit(self, offsets: dict[TopicPartition, int]) -> None:
         if self.rewinds:

@@ -198,6 +198,7 @@ def _kinds() -> dict[str, Callable[[int], object]]:
     for name, chances in GROUPS.items():
         kinds[f"groups {name}"] = lambda seed, chances=chances: group(seed, chances)
         kinds[f"groups hasty {name}"] = lambda seed, chances=chances: group(seed, chances, is_hasty=True)
+        kinds[f"groups static {name}"] = lambda seed, chances=chances: group(seed, chances, is_static=True)
         kinds[f"groups rewind {name}"] = lambda seed, chances=chances: group(seed, chances, rewinds=True)
         kinds[f"groups rewind dual {name}"] = lambda seed, chances=chances: group(
             seed, chances, rewinds=True, stores=[_DUAL]

@@ -123,6 +123,7 @@ class Assignment:
                 client_id=settings.client_id,
                 assignors=settings.assignors,
                 max_poll_interval_ms=settings.max_poll_interval_ms,
+                session_timeout_ms=settings.session_timeout_ms,
                 partitions_of=self._count,
             )
 

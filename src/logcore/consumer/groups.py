@@ -187,6 +187,10 @@ class Groups:
     def leave(self, group_id: str, member_id: str, instance_id: str | None) -> None:
         self._do(lambda now_ms: self._coordinator.leave(group_id, [(member_id, instance_id)], now_ms)[1])
 
+    def absent(self, group_id: str, member_id: str) -> None:
+        """A static member is closed, and may come back."""
+        self._do(lambda now_ms: self._coordinator.absent(group_id, [member_id], now_ms))
+
     def commit(
         self, who: Committer, offsets: Mapping[OffsetKey, Committed], producer: tuple[int, int] | None = None
     ) -> GroupError | None:

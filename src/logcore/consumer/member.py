@@ -65,6 +65,7 @@ class GroupMember:
         client_id: str,
         assignors: Sequence[Assignor],
         max_poll_interval_ms: int,
+        session_timeout_ms: int,
         partitions_of: Callable[[str], int],
     ) -> None:
         self.group_id = group_id
@@ -75,6 +76,7 @@ class GroupMember:
         self._client_id = client_id
         self._assignors = {assignor.name: assignor for assignor in assignors}
         self._interval_ms = max_poll_interval_ms
+        self._absence_ms = None if instance_id is None else session_timeout_ms
         self._partitions_of = partitions_of
         self._topics: tuple[str, ...] = ()
         self._protocol = ""
@@ -129,6 +131,7 @@ class GroupMember:
             rebalance_timeout_ms=self._interval_ms,
             takes_id_first=False,
             may_skip_assignment=False,
+            absence_ms=self._absence_ms,
         )
         self._wants_to_join = False
         self._is_stable = False
@@ -148,9 +151,11 @@ class GroupMember:
         return found
 
     def leave(self) -> None:
-        """Gives its place up; a static member keeps it for a while."""
+        """Gives its place up; a static member keeps it for its session timeout."""
         if self.member_id and self.instance_id is None:
             self._groups.leave(self.group_id, self.member_id, None)
+        elif self.member_id:
+            self._groups.absent(self.group_id, self.member_id)
         self._forget()
 
     def _forget(self) -> None:

@@ -75,7 +75,7 @@ def _deadlines(group: Group, timers: Mapping[Timeout, int]) -> Iterable[tuple[Ti
     """What is watched of a group: the deadline, when it is, how long is waited for it."""
     for member in group.members.values():
         # Not the timer: that may be of an earlier deadline (membership.renew).
-        yield SessionEnds(member.member_id), member.deadline_ms, member.session_timeout_ms
+        yield SessionEnds(member.member_id), member.deadline_ms, member.kept_ms
     for timeout, at_ms in timers.items():
         if isinstance(timeout, JoinEnds | SyncEnds):
             yield timeout, at_ms, group.rebalance_timeout_ms

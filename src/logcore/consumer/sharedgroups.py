@@ -12,7 +12,7 @@ Rules:
   anything else, brings all that stands before it to the disk first. So no member continues from a commit that a power
   cut may take back.
 - A member whose process has died is removed by whoever looks next; no time-out is waited for. A process shows that it
-  lives by the lock of its session. A static member keeps its place until its session times out.
+  lives by the lock of its session. A static member whose process died keeps its place for its session timeout.
 - A member that lives and does not poll is removed when its session times out, or the rebalance that waits for it, by a
   process that has watched it all that time (observing.py). Other deadlines count by the steady clock of the machine.
 - An answer for a member of another process waits in the node until that process fetches it.
@@ -200,6 +200,10 @@ class SharedGroups:
             group_id, lambda coordinator, now_ms: coordinator.leave(group_id, [(member_id, instance_id)], now_ms)[1]
         )
 
+    def absent(self, group_id: str, member_id: str) -> None:
+        """A static member is closed, and may come back."""
+        self.step(group_id, lambda coordinator, now_ms: coordinator.absent(group_id, [member_id], now_ms))
+
     def commit(
         self, who: Committer, offsets: Mapping[OffsetKey, Committed], producer: tuple[int, int] | None = None
     ) -> GroupError | None:
@@ -342,7 +346,7 @@ class SharedGroups:
                     continue
                 self._observed.look(node.group, node.timers, clock_ms)
                 self._fetch(group_id, node)
-                if self._is_over(node) or (is_due and self._dead(node)):
+                if self._is_over(node) or (is_due and any(self._dead(node))):
                     self.step(group_id, lambda coordinator, now_ms: ())
 
     def _is_over(self, node: GroupNode) -> bool:
@@ -424,17 +428,22 @@ class SharedGroups:
         for listener in self._listeners:
             listener()
 
-    def _dead(self, node: GroupNode) -> list[str]:
-        """Dynamic members whose process has died."""
+    def _dead(self, node: GroupNode) -> tuple[list[str], list[str]]:
+        """Members whose process has died: dynamic ones, and static ones of which that is not noted yet."""
         alive = {self._session: True}
-        found = []
+        dynamic: list[str] = []
+        static: list[str] = []
         for member in node.group.members.values():
             session = node.sessions.get(member.member_id, self._session)
             if session not in alive:
                 alive[session] = self._registry.is_alive(session)
-            if not alive[session] and member.instance_id is None:
-                found.append(member.member_id)
-        return found
+            if alive[session]:
+                continue
+            if member.instance_id is None:
+                dynamic.append(member.member_id)
+            elif member.absence_ms is not None and not member.is_absent:
+                static.append(member.member_id)
+        return dynamic, static
 
     def step(self, group_id: str, step: Step) -> None:
         """One step of a group: everything between reading its node and writing it. Raises what the registry raises."""
@@ -491,11 +500,13 @@ class SharedGroups:
         return None if packed == value else packed
 
     def _look_after(self, node: GroupNode, coordinator: Coordinator, run: _Run, now_ms: int) -> None:
-        """Removes the members of processes that have died, and does what is due."""
-        dead = self._dead(node)
-        if dead:
-            gone: list[tuple[str, str | None]] = [(member_id, None) for member_id in dead]
+        """Removes the members of processes that have died, or notes their absence, and does what is due."""
+        dynamic, static = self._dead(node)
+        if dynamic:
+            gone: list[tuple[str, str | None]] = [(member_id, None) for member_id in dynamic]
             run.act(coordinator.leave(node.group.group_id, gone, now_ms)[1])
+        if static:
+            run.act(coordinator.absent(node.group.group_id, static, now_ms))
         for timeout in self._due(node):
             if node.timers.pop(timeout, None) is not None:
                 run.act(coordinator.timed_out(node.group, timeout, now_ms))

@@ -156,8 +156,9 @@ class ConsumerOptions(TypedDict, total=False):
     committed offset: "earliest", "by_duration:PT1H" for the first record of the last hour, or "none", which raises.
     enable_auto_commit (True), auto_commit_interval_ms (5,000): poll() commits what is finished so often.
     isolation_level ("read_uncommitted"): see Log.read(). max_poll_records (500): of one poll(). max_poll_interval_ms
-    (300,000): who polls no more for so long loses its partitions. session_timeout_ms (45,000), heartbeat_interval_ms
-    (3,000): checked, and without effect, for a member sends no heartbeats. assignors ("cooperative-sticky"): names of
+    (300,000): who polls no more for so long loses its partitions. session_timeout_ms (45,000): a static member that was
+    closed, or whose process died, keeps its place for so long. heartbeat_interval_ms (3,000): checked, and without
+    effect, for a member sends no heartbeats. assignors ("cooperative-sticky"): names of
     range, roundrobin, sticky, cooperative-sticky, or objects; all members need one in common. key_deserializer,
     value_deserializer: called with bytes, never with null. interceptors: see Interceptor. exclude_internal_topics
     (True): a pattern leaves out the topics of Kafka's own. consumer_timeout_ms (None): an iteration ends after so long

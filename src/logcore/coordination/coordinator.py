@@ -10,7 +10,7 @@ stored() how that went, and calls timed_out() when the time of an At has come. I
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -273,6 +273,13 @@ class Coordinator:
         results, effects = membership.leave(group, members, now_ms, rules=self._rules)
         self._drop_if_dead(group)
         return results, effects
+
+    def absent(self, group_id: str, member_ids: Iterable[str], now_ms: int) -> list[Effect]:
+        """As membership.absent()."""
+        group = self._groups.get(group_id)
+        if group is None or group.consumers is not None:
+            return []
+        return membership.absent(group, member_ids, now_ms, rules=self._rules)
 
     # -- offsets
 

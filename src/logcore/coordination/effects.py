@@ -64,7 +64,8 @@ class Join:
 
     rebalance_timeout_ms: -1 for the session's. takes_id_first: a dynamic member is told its id by an error and joins
     again with it, so that a lost response leaves no member behind. may_skip_assignment: the member understands that it
-    leads and need not assign.
+    leads and need not assign. absence_ms: of a static member that sends no heartbeats, how long it keeps its place once
+    absent() has told that it is gone; None for one whose session says that.
     """
 
     group_id: str
@@ -78,6 +79,7 @@ class Join:
     rebalance_timeout_ms: int
     takes_id_first: bool
     may_skip_assignment: bool
+    absence_ms: int | None = None
 
 
 @attrs.frozen(kw_only=True)

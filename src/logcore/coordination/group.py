@@ -61,7 +61,8 @@ class Member:
     """One member of a group.
 
     joining, syncing: its requests that wait; never more than one of each kind. is_new: until it is told its first
-    generation. deadline_ms: when its session ends. timer_ms: when that is checked next; it may be earlier, because a
+    generation. absence_ms: see Join. is_absent: whether it is gone, and was not heard since. deadline_ms: when its
+    session, or its absence, ends. timer_ms: when that is checked next; it may be earlier, because a
     renewed session leaves the timer as it is. None when no timer is set.
     """
 
@@ -74,10 +75,19 @@ class Member:
     protocols: tuple[tuple[str, bytes], ...]
     assignment: bytes = b""
     is_new: bool = False
+    absence_ms: int | None = None
+    is_absent: bool = False
     joining: Waiter | None = None
     syncing: Waiter | None = None
     deadline_ms: int = 0
     timer_ms: int | None = None
+
+    @property
+    def kept_ms(self) -> int:
+        """How long it keeps its place without being heard."""
+        if self.is_absent and self.absence_ms is not None:
+            return self.absence_ms
+        return self.session_timeout_ms
 
     @property
     def is_waiting(self) -> bool:
@@ -308,7 +318,8 @@ class Group:
                 client_id=member.client_id,
                 client_host=member.client_host,
                 rebalance_timeout_ms=member.rebalance_timeout_ms,
-                session_timeout_ms=member.session_timeout_ms,
+                # Who reads the record knows of no member that it is still there.
+                session_timeout_ms=member.session_timeout_ms if member.absence_ms is None else member.absence_ms,
                 subscription=member.metadata(self.protocol),
                 assignment=assignments.get(member.member_id, b""),
             )

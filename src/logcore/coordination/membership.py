@@ -156,6 +156,17 @@ def leave(
     return results, step.effects
 
 
+def absent(group: Group, member_ids: Iterable[str], now_ms: int, *, rules: Rules) -> list[Effect]:
+    """These static members are gone: closed, or their processes have died. Each has its absence_ms to come back."""
+    step = Step(group, rules, now_ms)
+    for member_id in member_ids:
+        member = group.members.get(member_id)
+        if member is not None and member.absence_ms is not None and not member.is_absent:
+            step.renew(member, member.absence_ms)
+            member.is_absent = True
+    return step.effects
+
+
 def timed_out(group: Group, timeout: Timeout, now_ms: int, *, rules: Rules) -> list[Effect]:
     """The time of an At has come."""
     step = Step(group, rules, now_ms)
@@ -354,6 +365,7 @@ class Step:
         member.protocols = request.protocols
         member.session_timeout_ms = request.session_timeout_ms
         member.rebalance_timeout_ms = rebalance_timeout_ms(request)
+        member.absence_ms = request.absence_ms
         member.joining = waiter
 
     def _join_known(self, member: Member, request: Join, waiter: Waiter) -> None:
@@ -620,6 +632,7 @@ class Step:
         """
         if timeout_ms is None:
             timeout_ms = member.session_timeout_ms
+        member.is_absent = False
         member.deadline_ms = self.now_ms + timeout_ms
         if member.timer_ms is None or member.timer_ms > member.deadline_ms:
             self._set_session(member)

@@ -67,6 +67,8 @@ _MEMBER: Final[Mapping[str, tuple[type, ...]]] = {
     "protocols": (list,),
     "assignment": (str,),
     "is_new": (bool,),
+    "absence_ms": (int, type(None)),
+    "is_absent": (bool,),
     "joining": _TEXT_OR_NONE,
     "syncing": _TEXT_OR_NONE,
     "deadline_ms": (int,),
