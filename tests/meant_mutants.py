@@ -776,8 +776,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "member_of_a_dead_process_stays", "logcore/consumer/sharedgroups.py",
-        "            if not alive[session] and member.instance_id is None:\n",
-        "            if False:\n",
+        "            if alive[session]:\n                continue\n",
+        "            if True:\n                continue\n",
         "consumer/test_shared_groups.py",
     ),
     Mistake(
