@@ -15,13 +15,12 @@ Batches, retries and partitions by default are those of logcore.producer.
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol, Self, cast
 
-from logcore.errors import BufferFullError, InvalidConfigError, InvalidRecordError
+from logcore.errors import InvalidConfigError, InvalidRecordError
 from logcore.producer import Producer as PlainProducer
 from logcore.producer import RecordFuture, RecordMetadata
 from logcore.producer.values import ProducerOptions
@@ -33,10 +32,10 @@ _NAMES: Final = {
     "queue.buffering.max.ms": "linger_ms",
     "batch.size": "batch_records",
     "batch.num.messages": "batch_records",
-    "queue.size": "queue_size",
-    "queue.buffering.max.messages": "queue_size",
-    "queue.enqueue.timeout.ms": "enqueue_timeout_ms",
-    "queue.enqueueTimeout.ms": "enqueue_timeout_ms",
+    "queue.size": "buffer_records",
+    "queue.buffering.max.messages": "buffer_records",
+    "queue.enqueue.timeout.ms": "max_block_ms",
+    "queue.enqueueTimeout.ms": "max_block_ms",
     "serializer.class": "value_serializer",
     "key.serializer.class": "key_serializer",
     "partitioner.class": "partitioner",
@@ -51,7 +50,9 @@ _NAMES: Final = {
 _NETWORK: Final = ("zk.", "zookeeper.", "broker.", "metadata.", "socket.", "buffer.size", "connect.", "reconnect.")
 #: The codecs by the numbers that they have in the format.
 _CODECS: Final = {0: "none", 1: "gzip", 2: "snappy", "0": "none", "1": "gzip", "2": "snappy"}
-_NUMBERS: Final = ("linger_ms", "batch_records", "queue_size", "enqueue_timeout_ms", "max_request_size")
+_NUMBERS: Final = ("linger_ms", "batch_records", "buffer_records", "max_block_ms", "max_request_size")
+#: 24 days: what -1 means for the time that a full queue is waited for. A wait of a lock may be no longer.
+_FOR_EVER_MS: Final = 2**31 - 1
 
 
 class Directory(Protocol):
@@ -112,8 +113,9 @@ class Producer:
         self.type = chosen.pop("type", "sync")
         if self.type not in ("sync", "async"):
             raise InvalidConfigError("producer.type", expected="sync or async", found=repr(self.type))
-        self._enqueue_timeout_ms: int = chosen.pop("enqueue_timeout_ms", -1)
-        self._room = threading.BoundedSemaphore(_from_one("queue.size", chosen.pop("queue_size", 10_000)))
+        chosen.setdefault("buffer_records", 10_000)
+        if chosen.get("max_block_ms", -1) < 0:
+            chosen["max_block_ms"] = _FOR_EVER_MS
         self._partitioner: Partitioner | None = chosen.pop("partitioner", None)
         if self._partitioner is not None and not callable(self._partitioner):
             raise InvalidConfigError("partitioner.class", expected="a function", found=repr(self._partitioner))
@@ -164,25 +166,7 @@ class Producer:
         partition = None
         if self._partitioner is not None:
             partition = self._chosen_partition(self._partitioner, data)
-        timeout = None
-        if self._enqueue_timeout_ms >= 0:
-            timeout = self._enqueue_timeout_ms / 1000
-        if not self._room.acquire(timeout=timeout):
-            raise BufferFullError(
-                "the queue of the producer is full",
-                expected=f"room within {self._enqueue_timeout_ms} ms",
-                found="as many records as queue.size without an outcome",
-            )
-        try:
-            future = self._producer.send(data.topic, value, key=data.key, partition=partition)
-        except BaseException:
-            self._room.release()
-            raise
-        future.add_done_callback(self._make_room)
-        return future
-
-    def _make_room(self, _: object) -> None:
-        self._room.release()
+        return self._producer.send(data.topic, value, key=data.key, partition=partition)
 
     def _chosen_partition(self, partitioner: Partitioner, data: ProducerData) -> int:
         """The index counts in the sorted partitions of the topic."""
@@ -226,9 +210,3 @@ def _whole(name: str, value: object) -> int:
         return int(cast("Any", value))
     except (TypeError, ValueError):
         raise InvalidConfigError(name, expected="a whole number", found=repr(value)) from None
-
-
-def _from_one(name: str, value: int) -> int:
-    if value < 1:
-        raise InvalidConfigError(name, expected="a number from 1", found=value)
-    return value

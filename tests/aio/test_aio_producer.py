@@ -212,7 +212,8 @@ def test_a_small_record_does_not_overtake_one_that_waits_for_memory(tmp_path: Pa
     with_producer(tmp_path, main, buffer_memory=700)
 
 
-def test_memory_that_stays_full_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("room", [{"buffer_memory": 700}, {"buffer_records": 1}], ids=["bytes", "records"])
+def test_memory_that_stays_full_is_an_error(tmp_path: Path, room: dict[str, int]) -> None:
     async def main(data: aio.LogDir, producer: aio.Producer) -> None:
         with producer._sync._work.writing:  # nothing is written meanwhile
             await producer.send("t", b"x" * 400, partition=0)
@@ -227,7 +228,7 @@ def test_memory_that_stays_full_is_an_error(tmp_path: Path) -> None:
         await producer.flush()
         assert len(await values(data)) == 1
 
-    with_producer(tmp_path, main, buffer_memory=700, max_block_ms=20)
+    with_producer(tmp_path, main, max_block_ms=20, **room)
 
 
 def test_closing_tells_those_who_wait_for_memory(tmp_path: Path) -> None:

@@ -70,7 +70,8 @@ def quickly(producer: Producer, topic: object = "t", value: object = b"v", **giv
 def facts(producer: Producer, topic: str) -> dict[str, Any]:
     """What a send changes, but for times."""
     accumulator = producer._accumulator
-    found: dict[str, Any] = {"used": accumulator.used_bytes, "records": accumulator.queued_records}
+    found: dict[str, Any] = {"used": accumulator.used_bytes, "records": accumulator.used_records}
+    assert accumulator.used_records == accumulator.queued_records
     for name, route in producer._known_routes.items():
         found["sticky", name == topic] = (route.chooser.sticky, route.sticky_bytes)
     for queue in accumulator.queues.values():
@@ -182,6 +183,10 @@ def test_a_full_memory_or_a_closed_producer_is_left_to_the_slow_way(directory: l
     assert quickly(producer, partition=0) is None
     with pytest.raises(ProducerClosedError):
         producer.send("t", b"late", partition=0)
+    with directory.producer(**SETTINGS, buffer_records=5) as producer:
+        producer.send("t", b"first", partition=0)
+        assert [quickly(producer, partition=0) is None for _ in range(6)] == [False] * 4 + [True] * 2
+        assert producer._accumulator.used_records == 5
 
 
 # -- what it leaves --------------------------------------------------------------------------

@@ -379,7 +379,7 @@ def test_a_full_memory_refuses_or_waits(disk: SimulatedDisk, data: LogDir) -> No
     producer = still(data, buffer_memory=1_000, max_block_ms=0)
     disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.log", times=None))
     sent = 0
-    with pytest.raises(BufferFullError, match="bytes in use"):
+    with pytest.raises(BufferFullError, match="records in use"):
         for _ in range(10):
             producer.send("t", b"x" * 150, partition=0)
             sent += 1
@@ -388,6 +388,20 @@ def test_a_full_memory_refuses_or_waits(disk: SimulatedDisk, data: LogDir) -> No
     producer.send("t", b"y", partition=0)
     producer.close()
     assert len(values(data)) == 5
+
+
+def test_so_many_records_wait_for_their_outcome_at_most(disk: SimulatedDisk, data: LogDir) -> None:
+    producer = still(data, buffer_records=3, max_block_ms=0)
+    disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.log", times=None))
+    for _ in range(3):
+        producer.send("t", b"x", partition=0)
+    with pytest.raises(BufferFullError, match="3 records in use"):
+        producer.send("t", b"x", partition=0)
+    settle(disk, producer)
+    many = producer.send_many("t", [(None, b"y")] * 10, partition=0)  # in parts of three
+    settle(disk, producer)
+    producer.close()
+    assert many.exception() is None and len(values(data)) == 13
 
 
 def test_threads_that_wait_for_memory_are_served(tmp_path: Path) -> None:

@@ -71,7 +71,6 @@ class _Unhurried:
     _directory: Any
     _settings: Any
     _prepares: bool
-    _memory_bytes: int
 
     def prepare(self, ticket: object) -> None:
         self._loop_thread = threading.get_ident()
@@ -116,14 +115,14 @@ class _Unhurried:
                 waiting.remove(self._ticket)
                 self._work.room.notify_all()
 
-    def _wait_for_room(self, held_bytes: int) -> None:
+    def _wait_for_room(self, held_bytes: int, records: int) -> None:
         if threading.get_ident() != self._loop_thread:
-            super()._wait_for_room(held_bytes)  # type: ignore[misc]
+            super()._wait_for_room(held_bytes, records)  # type: ignore[misc]
             return
         first = self._ticket
         if self._accumulator.waiting:
             first = self._accumulator.waiting[0]
-        if first is not self._ticket or self._accumulator.used_bytes + held_bytes > self._memory_bytes:
+        if first is not self._ticket or self._lacks_room(held_bytes, records):  # type: ignore[attr-defined]
             raise _NoRoomError
 
 

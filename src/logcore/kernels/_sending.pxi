@@ -61,6 +61,7 @@ cdef class AccumulatorFields:
     """See sending.AccumulatorFields."""
 
     cdef public int64_t used_bytes
+    cdef public int64_t used_records
     cdef public object waiting
 
 
@@ -90,6 +91,7 @@ cdef class ProducerFields:
     cdef public bint _is_quick
     cdef public object _future_type
     cdef public int64_t _memory_bytes
+    cdef public int64_t _memory_records
     cdef public int64_t _most_bytes
     cdef public object _forks
 
@@ -147,7 +149,8 @@ cdef class ProducerFields:
         # From here on nothing does, until all fields say where the record is.
         accumulator = work.accumulator
         if (work.is_closing or accumulator.waiting
-                or accumulator.used_bytes + size_bytes + SEND_HELD_BYTES > self._memory_bytes):
+                or accumulator.used_bytes + size_bytes + SEND_HELD_BYTES > self._memory_bytes
+                or accumulator.used_records >= self._memory_records):
             return None
         if number >= 0:
             queue = <QueueFields>PyList_GET_ITEM(route.queues, number)
@@ -172,6 +175,7 @@ cdef class ProducerFields:
         future.value_size = value_size
         batch.size_bytes += size_bytes
         accumulator.used_bytes += size_bytes + SEND_HELD_BYTES
+        accumulator.used_records += 1
         if number < 0:
             route.sticky_bytes += size_bytes
         return future

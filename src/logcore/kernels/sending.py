@@ -51,8 +51,9 @@ class QueueFields:
 class AccumulatorFields:
     """The base of producer.accumulator.Accumulator, which documents its fields."""
 
-    __slots__ = ("used_bytes", "waiting")
+    __slots__ = ("used_bytes", "used_records", "waiting")
     used_bytes: int
+    used_records: int
     waiting: deque[object]
 
 
@@ -79,8 +80,8 @@ class ProducerFields:
 
     _work: what its thread knows of it. _known_routes: topic -> Route. _is_quick: whether a send may go the quick way;
     not in a transaction, with interceptors, serializers or a callback for all records, nor with a simulated clock.
-    _future_type: RecordFuture. _memory_bytes: buffer_memory. _most_bytes: the largest record. _forks: how often the
-    process had been forked when the producer was made. Written by the constructor alone.
+    _future_type: RecordFuture. _memory_bytes: buffer_memory. _memory_records: buffer_records. _most_bytes: the largest
+    record. _forks: how often the process had been forked when the producer was made. Written by the constructor alone.
     """
 
     _fs: Any
@@ -89,6 +90,7 @@ class ProducerFields:
     _is_quick: bool
     _future_type: Any
     _memory_bytes: int
+    _memory_records: int
     _most_bytes: int
     _forks: int
 

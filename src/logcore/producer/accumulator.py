@@ -33,6 +33,8 @@ from logcore.producer.values import ProducerSettings
 #: The head of a batch, and what a header takes at most beside its name and value (Kafka: DefaultRecord).
 BATCH_BYTES: Final = 61
 HEADER_BYTES: Final = 10
+#: More records than there can be.
+NO_LIMIT: Final = 1 << 62
 #: The estimate of a compressed size, as Kafka's CompressionRatioEstimator moves it.
 _CAUTION: Final = 1.05
 _WORSE_STEP: Final = 0.05
@@ -230,13 +232,15 @@ class Ratios:
 
 
 class Accumulator(AccumulatorFields):
-    """All queues of a producer. used_bytes: of its memory. waiting: threads that wait for some, in their order."""
+    """All queues of a producer. used_bytes, used_records: of its memory. waiting: threads that wait for some, in their
+    order.
+    """
 
     def __init__(self, settings: ProducerSettings, teller: Teller, draw: Draw) -> None:
         self._settings = settings
         self._teller = teller
         self._draw = draw
-        self._most_records = settings.batch_records or 1 << 62
+        self._most_records = settings.batch_records or NO_LIMIT
         codec = settings.compression_type
         if codec is None:
             self._codec = Codec.NONE
@@ -246,6 +250,7 @@ class Accumulator(AccumulatorFields):
         self.queues: dict[tuple[str, int], Queue] = {}
         self.active: dict[Queue, None] = {}  # those with batches
         self.used_bytes = 0
+        self.used_records = 0
         self.waiting = deque()
 
     def queue(self, topic: str, partition: int) -> Queue:
@@ -274,6 +279,7 @@ class Accumulator(AccumulatorFields):
         batch.records = records
         batch.size_bytes += size_bytes
         self.used_bytes += batch.held_bytes
+        self.used_records += len(batch.records)
         return batch
 
     def close_all(self) -> None:
@@ -332,6 +338,7 @@ class Accumulator(AccumulatorFields):
         if not queue.batches:
             self.active.pop(queue, None)
         self.used_bytes -= batch.held_bytes
+        self.used_records -= len(batch.records)
 
     def split(self, queue: Queue, batch: Batch) -> None:
         """Its halves take its place."""

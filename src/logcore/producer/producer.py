@@ -47,7 +47,7 @@ from logcore.kernels.layout import HeadersInput, RecordInput, Time
 from logcore.kernels.sending import HELD_BYTES, RECORD_BYTES
 from logcore.notices import ERROR, tell
 from logcore.producer import bulk
-from logcore.producer.accumulator import HEADER_BYTES, Accumulator, Columns, Queue
+from logcore.producer.accumulator import HEADER_BYTES, NO_LIMIT, Accumulator, Columns, Queue
 from logcore.producer.coordinator import TransactionCoordinator
 from logcore.producer.futures import Delivery, RecordFuture, Teller
 from logcore.producer.partitioners import Draw
@@ -167,6 +167,7 @@ class Producer(ProducerFields):
         self._blocked_ms = 0
         # Worked out once, because each send() asks for them.
         self._memory_bytes = settings.buffer_memory
+        self._memory_records = settings.buffer_records or NO_LIMIT
         self._most_bytes = min(settings.max_request_size, settings.buffer_memory - HELD_BYTES)
         self._now_ms = fs.now_ms
         self._is_told = bool(settings.interceptors) or settings.on_delivery is not None
@@ -322,8 +323,8 @@ class Producer(ProducerFields):
         with self._lock:
             if work.is_closing or work.transacting is not None or self._fs.forks != self._forks:
                 self._check_open()
-            if accumulator.waiting or accumulator.used_bytes + size_bytes + HELD_BYTES > self._memory_bytes:
-                self._wait_for_room(size_bytes + HELD_BYTES)
+            if accumulator.waiting or self._lacks_room(size_bytes + HELD_BYTES, 1):
+                self._wait_for_room(size_bytes + HELD_BYTES, 1)
             queue = self._routes.queue(topic, key, partition, size_bytes)
             batch = queue.filling
             # Batch.fits() without the call: 0.1 of 2 us.
@@ -340,6 +341,7 @@ class Producer(ProducerFields):
             rows.append((key, value, headers, sent_ms))
             batch.size_bytes += size_bytes
             accumulator.used_bytes += size_bytes + HELD_BYTES
+            accumulator.used_records += 1
             if on_delivery is not None:
                 batch.delivery.callbacks.append((future, on_delivery))
             if self._is_told:
@@ -447,13 +449,14 @@ class Producer(ProducerFields):
             self._refuse_size(largest)
         most_bytes = min(_BULK_BATCHES * settings.batch_size, settings.max_request_size, settings.buffer_memory // 2)
         accumulator = self._accumulator
-        for start, stop, size_bytes in bulk.cuts(sizes, most_bytes, settings.batch_records or 1 << 62):
+        most_records = min(settings.batch_records or NO_LIMIT, self._memory_records)
+        for start, stop, size_bytes in bulk.cuts(sizes, most_bytes, most_records):
             held_bytes = size_bytes + HELD_BYTES * (stop - start)
             with self._lock:
                 try:
                     self._check_open()
-                    if accumulator.waiting or accumulator.used_bytes + held_bytes > self._memory_bytes:
-                        self._wait_for_room(held_bytes)
+                    if accumulator.waiting or self._lacks_room(held_bytes, stop - start):
+                        self._wait_for_room(held_bytes, stop - start)
                 except LogcoreError as error:
                     gathered.fail(error)
                     return False
@@ -469,11 +472,18 @@ class Producer(ProducerFields):
             self._start()
         return True
 
-    def _wait_for_room(self, held_bytes: int) -> None:
-        """Under the lock: returns when so much memory is free, or raises BufferFullError after max_block_ms."""
+    def _lacks_room(self, held_bytes: int, records: int) -> bool:
+        """Whether so much more would be above buffer_memory or buffer_records."""
+        accumulator = self._accumulator
+        return (
+            accumulator.used_bytes + held_bytes > self._memory_bytes
+            or accumulator.used_records + records > self._memory_records
+        )
+
+    def _wait_for_room(self, held_bytes: int, records: int) -> None:
+        """Under the lock: returns when there is room for so much, or raises BufferFullError after max_block_ms."""
         work = self._work
         accumulator = self._accumulator
-        most = self._memory_bytes
         if work.teller.is_me:
             raise BufferFullError("the memory of the producer is full, and callbacks must end before any is freed")
         ticket = object()  # this thread's place in the queue
@@ -481,15 +491,15 @@ class Producer(ProducerFields):
         began_ms = self._fs.monotonic_ms()
         try:
             work.news.notify()  # while a thread waits, open batches are ready too
-            while accumulator.waiting[0] is not ticket or accumulator.used_bytes + held_bytes > most:
+            while accumulator.waiting[0] is not ticket or self._lacks_room(held_bytes, records):
                 if not self._settings.threaded and self._round_unlocked():
                     continue
                 left_ms = began_ms + self._settings.max_block_ms - self._fs.monotonic_ms()
                 if left_ms <= 0:
                     raise BufferFullError(
                         "the memory of the producer is full",
-                        expected=f"{held_bytes} of {most} bytes within {self._settings.max_block_ms} ms",
-                        found=f"{accumulator.used_bytes} bytes in use",
+                        expected=f"room for {held_bytes} bytes, {records} records in {self._settings.max_block_ms} ms",
+                        found=f"{accumulator.used_bytes} bytes, {accumulator.used_records} records in use",
                     )
                 if not self._settings.threaded:
                     left_ms = min(left_ms, max(1, work.due_ms()))

@@ -103,13 +103,14 @@ class ProducerOptions(TypedDict, total=False):
     acks: 0, 1 or "all" (default): a result waits for nothing, for the write, or for a sync that began after it;
     durability="os" or "disk" says 1 or "all". linger_ms (5): how long a batch waits for more records. batch_size
     (16,384): bytes of a batch; batch_records: its records (no limit). buffer_memory (33,554,432): bytes of records
-    without an outcome; max_block_ms (60,000): how long send() waits for some. delivery_timeout_ms (120,000): how long
-    a batch may be tried. retry_backoff_ms (100), retry_backoff_max_ms (1,000): between attempts, doubling.
-    max_request_size (1,048,576): bytes of a record. compression_type: a codec; by default the topic's. partitioner
-    ("default"): a name of producer/partitioners.py, or f(key, partitions) -> int. partitioner_ignore_keys (False).
-    key_serializer, value_serializer: f(given) -> bytes or None, never called with null. interceptors: see Interceptor.
-    enable_idempotence: True unless acks is another than "all". client_id: a name for the metrics. on_delivery:
-    f(error, metadata) for every record. threaded (True): whether a thread of the producer writes.
+    without an outcome; buffer_records: how many of them (no limit); max_block_ms (60,000): how long send() waits for
+    some. delivery_timeout_ms (120,000): how long a batch may be tried. retry_backoff_ms (100), retry_backoff_max_ms
+    (1,000): between attempts, doubling. max_request_size (1,048,576): bytes of a record. compression_type: a codec; by
+    default the topic's. partitioner ("default"): a name of producer/partitioners.py, or f(key, partitions) -> int.
+    partitioner_ignore_keys (False). key_serializer, value_serializer: f(given) -> bytes or None, never called with
+    null. interceptors: see Interceptor. enable_idempotence: True unless acks is another than "all". client_id: a name
+    for the metrics. on_delivery: f(error, metadata) for every record. threaded (True): whether a thread of the producer
+    writes.
     """
 
     acks: Literal[0, 1, -1, "0", "1", "-1", "all"]
@@ -118,6 +119,7 @@ class ProducerOptions(TypedDict, total=False):
     batch_size: int
     batch_records: int | None
     buffer_memory: int
+    buffer_records: int | None
     max_block_ms: int
     delivery_timeout_ms: int
     retry_backoff_ms: int
@@ -157,6 +159,7 @@ _NETWORK: Final = words("""
 #: librdkafka's names, and the seeds'.
 _OTHER_NAMES: Final = {
     "queue_buffering_max_ms": "linger_ms",
+    "queue_buffering_max_messages": "buffer_records",
     "compression_codec": "compression_type",
     "request_required_acks": "acks",
     "message_timeout_ms": "delivery_timeout_ms",
@@ -207,6 +210,9 @@ class ProducerSettings:
         default=None, validator=attrs.validators.optional(_whole("batch_records", 1))
     )
     buffer_memory: int = attrs.field(default=33_554_432, validator=_whole("buffer_memory", 1))
+    buffer_records: int | None = attrs.field(
+        default=None, validator=attrs.validators.optional(_whole("buffer_records", 1))
+    )
     max_block_ms: int = attrs.field(default=60_000, validator=_whole("max_block_ms", 0))
     delivery_timeout_ms: int = attrs.field(default=120_000, validator=_whole("delivery_timeout_ms", 0))
     retry_backoff_ms: int = attrs.field(default=100, validator=_whole("retry_backoff_ms", 0))
