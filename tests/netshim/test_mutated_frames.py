@@ -3,7 +3,7 @@
 Goal: no crash, no hang, no unbounded memory, no harm to another client. Method: support/hostileworld.py, in lives of a
 broker; what is sent there is made by support/hostileframes.py.
 
-`make test` sends some 210,000 frames, of which a core does 5,000 to 10,000 a second. `make slow` goes on where it ended last time,
+`make test` sends some 210,000 frames, of which a core does 5,000 a second. `make slow` goes on where it ended,
 towards 100,000,000; LOGCORE_FRAMES is another goal, LOGCORE_FRAMES_SECONDS says how long. A failure prints the seed of
 the life and the frame.
 """
