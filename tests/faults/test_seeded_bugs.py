@@ -29,7 +29,7 @@ from logcore import checkpoint, cleaner
 from logcore.fs import OsFS
 from logcore.index import OffsetIndex, TimeIndex
 from logcore.log import Log
-from logcore.partition import epochs, gaps, producers, recovery, scan, transactions
+from logcore.partition import epochs, gaps, opening, producers, recovery, scan, transactions
 from logcore.partition.groupcommit import GroupCommit
 from logcore.partition.order import NEVER
 from logcore.partition.producerstate import ProducerState
@@ -325,6 +325,7 @@ def b25_snapshot_ahead_trusted(patch: pytest.MonkeyPatch) -> None:
     real = ProducerState._loaded
     patch.setattr(ProducerState, "_loaded", lambda self, low, high: real(self, low, 1 << 40))
     patch.setattr(ProducerState, "_remove_all_but", lambda self, kept: None)
+    patch.setattr(opening, "remove_snapshots_above", lambda fs, path, offset: None)
 
 
 def b26_epochs_not_cut(patch: pytest.MonkeyPatch) -> None:
