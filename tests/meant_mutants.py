@@ -1857,6 +1857,19 @@ MISTAKES: Final = (
         "member.deadline_ms, member.session_timeout_ms\n",
         "consumer/test_observing.py consumer/test_consumer_groups.py -k 'static or absent'",
     ),
+    # -- how much is read at once
+    Mistake(
+        "bytes_of_a_poll_are_not_counted", "logcore/consumer/readings.py",
+        "            size_bytes += run_bytes\n",
+        "",
+        "consumer/test_consumer.py -k large_records",
+    ),
+    Mistake(
+        "records_of_a_run_are_passed_over", "logcore/consumer/readings.py",
+        "            self._at = min(most - len(found), len(self._records))\n",
+        "            self._at = len(self._records)\n",
+        "consumer/test_consumer.py",
+    ),
 )  # fmt: skip
 
 

@@ -557,12 +557,13 @@ def record_lists(
     return log._stretch(start, end, isolation, cursor=cursor).record_lists(max_bytes)
 
 
-def placed_records(
+def placed_lists(
     log: LogReader, start: int, end: int, topic: str, partition: int, *, isolation: Isolation
-) -> Iterator[TopicRecord]:
-    """The records of LogReader.read(), with the topic and partition. Raises the same errors."""
-    lists = log._stretch(start, end, isolation).placed_lists(topic, partition)
-    return itertools.chain.from_iterable(lists)
+) -> Iterator[tuple[int, list[TopicRecord]]]:
+    """The records of LogReader.read(), with the topic and partition, in lists; before each how many bytes of stored
+    batches it takes. Raises the same errors.
+    """
+    return log._stretch(start, end, isolation).placed_lists(topic, partition)
 
 
 def typed_columns(

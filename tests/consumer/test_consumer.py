@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -182,6 +184,30 @@ def test_partitions_are_served_in_turns(data: LogDir) -> None:
         consumer.assign([("t", 0), ("t", 1)])
         found = [offsets(consumer.poll()) for _ in range(4)]
         assert found == [[(0, 0), (0, 1), (0, 2)], [(1, 0), (1, 1), (1, 2)], [(0, 3), (1, 3)], []]
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip"])
+def test_large_records_are_handed_out_a_few_at_a_time(data: LogDir, codec: str) -> None:
+    for partition in range(2):
+        for number in range(7):
+            value = random.Random(number).randbytes(100_000)
+            data.partition("t", partition).append_batch(encode([(None, value)], codec=codec))
+    with data.consumer(
+        auto_offset_reset="earliest", max_partition_fetch_bytes=250_000, fetch_max_bytes=350_000
+    ) as consumer:
+        consumer.subscribe(["t"])
+        assert offsets(consumer.poll()) == [(0, 0), (0, 1), (0, 2), (1, 0)]
+        assert offsets(consumer.poll()) == [(0, 3), (0, 4), (0, 5), (1, 1)]
+        assert offsets(consumer.poll()) == [(0, 6), (1, 2), (1, 3), (1, 4)]
+        assert offsets(consumer.poll()) == [(1, 5), (1, 6)]
+        assert not consumer.poll()
+    with data.consumer(auto_offset_reset="earliest", max_partition_fetch_bytes=1, fetch_max_bytes=1) as consumer:
+        consumer.subscribe(["t"])
+        assert [offsets(consumer.poll()) for _ in range(3)] == [[(0, 0)], [(1, 0)], [(0, 1)]], "a batch in any case"
+        assert [(record.partition, record.offset) for record in itertools.islice(consumer, 11)] == [
+            *((1, offset) for offset in range(1, 7)),
+            *((0, offset) for offset in range(2, 7)),
+        ]
 
 
 def test_positions_are_set(data: LogDir) -> None:

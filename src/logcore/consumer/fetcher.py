@@ -12,7 +12,6 @@ Not here: which partitions are read (assignment.py), commits (commits.py) and wa
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
@@ -20,7 +19,7 @@ import attrs
 import numpy as np
 
 from logcore.consumer.membership import TopicPartition
-from logcore.consumer.readings import Reading
+from logcore.consumer.readings import Ahead, Reading
 from logcore.consumer.values import ConsumerSettings, Deserializer
 from logcore.errors import InvalidConfigError, LogcoreError, LogTruncatedError, NoOffsetError, OffsetOutOfRangeError
 from logcore.format.columns import RecordColumns
@@ -29,7 +28,7 @@ from logcore.fs import FS
 from logcore.kernels import TopicRecord
 from logcore.log import Log
 from logcore.notices import WARNING, tell
-from logcore.reader import placed_records
+from logcore.reader import placed_lists
 
 #: What one poll of columns takes by default; see Consumer.poll_columns().
 MAX_COLUMN_BYTES: Final = 16 << 20
@@ -195,8 +194,8 @@ class Fetcher:
         while True:
             reading.is_ahead = True
             try:
-                taken, is_stopped = _next_records(records, at_once)
-                ahead = self._handed(taken)
+                taken = records.take(at_once, settings.max_partition_fetch_bytes)
+                ahead = self._handed(taken.records)
             except BaseException:
                 reading.drop()
                 raise
@@ -221,7 +220,7 @@ class Fetcher:
                 until_look = 1
                 if look_ms - now_ms > _LOOK_WHILE_ITERATING_MS // 2:
                     until_look = _RECORDS_A_LOOK
-            if is_stopped:
+            if taken.is_stopped:
                 reading.drop()
                 return
 
@@ -235,18 +234,21 @@ class Fetcher:
         return reading.records is not None or not _is_at_end(reading.log, reading.position, self.end(reading.log))
 
     def fetch(self, most: int) -> dict[TopicPartition, list[TopicRecord]]:
-        """Records of the partitions in turns, beginning behind the one that was served last."""
+        """Records of the partitions in turns, beginning behind the one that was served last: at most so many, of each
+        partition of max_partition_fetch_bytes and of all of fetch_max_bytes, but at least of one run of batches.
+        """
         found: dict[TopicPartition, list[TopicRecord]] = {}
         order = list(self._readings)
         first = self._turn
         left = most
+        left_bytes = self._settings.fetch_max_bytes
         for step in range(len(order)):
             one = order[(first + step) % len(order)]
             reading = self._readings[one]
-            if reading.is_paused or left == 0:
+            if reading.is_paused or left == 0 or (found and left_bytes <= 0):
                 continue
             try:
-                records = self._take(one, reading, left)
+                records, size_bytes = self._take(one, reading, left, left_bytes)
             except Exception:
                 if found:  # what others gave is handed out; the error comes again with the next call
                     break
@@ -254,28 +256,28 @@ class Fetcher:
             if records:
                 found[one] = records
                 left -= len(records)
+                left_bytes -= size_bytes
                 self._turn = (first + step + 1) % len(order)
         return found
 
-    def _take(self, one: TopicPartition, reading: Reading, most: int) -> list[TopicRecord]:
+    def _take(self, one: TopicPartition, reading: Reading, most: int, most_bytes: int) -> tuple[list[TopicRecord], int]:
+        """Records of one partition, and the bytes of the batches that were begun for them."""
         if not self._open(one, reading):
-            return []
+            return [], 0
         assert reading.records is not None
         try:
-            taken, is_stopped = _next_records(reading.records, most)
-            found = self._handed(taken)
+            taken = reading.records.take(most, min(most_bytes, self._settings.max_partition_fetch_bytes))
+            found = self._handed(taken.records)
         except BaseException:
             reading.drop()  # the position stays, so that nothing is passed over
             raise
-        is_at_end = len(taken) < most and not is_stopped
-        if is_stopped:
+        if taken.is_last or taken.is_stopped:
             reading.drop()
-        if is_at_end:
-            reading.drop()
+        if taken.is_last:
             reading.position = reading.end
         else:
-            reading.position = taken[-1].offset + 1
-        return found
+            reading.position = taken.records[-1].offset + 1
+        return found, taken.size_bytes
 
     def _open(self, one: TopicPartition, reading: Reading) -> bool:
         """Whether there are records behind the position; reading.records are those."""
@@ -288,8 +290,8 @@ class Fetcher:
         if position is None or _is_at_end(reading.log, position, reading.end):
             return False
         try:
-            reading.records = placed_records(
-                reading.log, position, reading.end, *one, isolation=self._settings.isolation_level
+            reading.records = Ahead(
+                placed_lists(reading.log, position, reading.end, *one, isolation=self._settings.isolation_level)
             )
         except OffsetOutOfRangeError as error:
             self.reset(one, reading, error)
@@ -329,20 +331,6 @@ class Fetcher:
             self.reset(one, reading, error)
             return None
         return Columns(one, position, end, found)
-
-
-def _next_records(records: Iterator[TopicRecord], most: int) -> tuple[list[TopicRecord], bool]:
-    """The next records, and whether an error stopped the reading behind them: records cannot be read on then, and who
-    reads from there again meets it. Raises it where no record stands before it.
-    """
-    found: list[TopicRecord] = []
-    try:
-        found.extend(itertools.islice(records, most))  # keeps what came before an error
-    except LogcoreError:
-        if not found:
-            raise
-        return found, True
-    return found, False
 
 
 def check_columns(timeout_ms: int, max_bytes: int) -> None:

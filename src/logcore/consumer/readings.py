@@ -13,15 +13,58 @@ Not here: which partitions these are (assignment.py), and what is read of them (
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import attrs
 
 from logcore.consumer.groups import Directory
 from logcore.consumer.membership import TopicPartition
-from logcore.errors import TopicNotFoundError
+from logcore.errors import LogcoreError, TopicNotFoundError
 from logcore.kernels import TopicRecord
 from logcore.log import Log
 from logcore.reader import listen_to
+
+
+class Taken(NamedTuple):
+    """Records that were taken from those ahead. size_bytes: of the batches that were begun for them. is_last: there are
+    no more. is_stopped: an error stands behind them. Who reads from there again meets it.
+    """
+
+    records: list[TopicRecord]
+    size_bytes: int
+    is_last: bool = False
+    is_stopped: bool = False
+
+
+class Ahead:
+    """The records from a position on, decoded as they are taken: a run of batches at a time."""
+
+    def __init__(self, lists: Iterator[tuple[int, list[TopicRecord]]]) -> None:
+        """lists: see logcore.reader.placed_lists()."""
+        self._lists = lists
+        self._records: list[TopicRecord] = []  # of the run that was begun last
+        self._at = 0  # how many of them were taken
+
+    def take(self, most: int, most_bytes: int) -> Taken:
+        """At most so many of the next records. No run is begun once there are some, and those begun now have so many
+        bytes. Raises what stands before the first record.
+        """
+        found = self._records[self._at : self._at + most]
+        self._at += len(found)
+        size_bytes = 0
+        while len(found) < most and (size_bytes < most_bytes or not found):
+            try:
+                run_bytes, self._records = next(self._lists)
+            except StopIteration:
+                return Taken(found, size_bytes, is_last=True)
+            except LogcoreError:
+                if not found:
+                    raise
+                return Taken(found, size_bytes, is_stopped=True)
+            size_bytes += run_bytes
+            self._at = min(most - len(found), len(self._records))
+            found += self._records[: self._at]
+        return Taken(found, size_bytes)
 
 
 @attrs.define
@@ -33,7 +76,7 @@ class Reading:
     finished: int | None = None
     stored: int | None = None  # what was committed last
     is_paused: bool = False
-    records: Iterator[TopicRecord] | None = None
+    records: Ahead | None = None
     end: int = 0  # of those records
     is_ahead: bool = False  # the iteration has taken records that it has not handed out
 

@@ -155,15 +155,16 @@ class ConsumerOptions(TypedDict, total=False):
     member, whose partitions wait for it when it is gone. auto_offset_reset ("latest"): where reading begins without a
     committed offset: "earliest", "by_duration:PT1H" for the first record of the last hour, or "none", which raises.
     enable_auto_commit (True), auto_commit_interval_ms (5,000): poll() commits what is finished so often.
-    isolation_level ("read_uncommitted"): see Log.read(). max_poll_records (500): of one poll(). max_poll_interval_ms
-    (300,000): who polls no more for so long loses its partitions. session_timeout_ms (45,000): a static member that was
-    closed, or whose process died, keeps its place for so long. heartbeat_interval_ms (3,000): checked, and without
-    effect, for a member sends no heartbeats. assignors ("cooperative-sticky"): names of
-    range, roundrobin, sticky, cooperative-sticky, or objects; all members need one in common. key_deserializer,
-    value_deserializer: called with bytes, never with null. interceptors: see Interceptor. exclude_internal_topics
-    (True): a pattern leaves out the topics of Kafka's own. consumer_timeout_ms (None): an iteration ends after so long
-    without a record. offsets_storage ("log"), dual_commit (False): for groups whose offsets move between the registry
-    and the log; see consumer/offsetstores.py.
+    isolation_level ("read_uncommitted"): see Log.read(). max_poll_records (500): of one poll().
+    max_partition_fetch_bytes (1,048,576), fetch_max_bytes (52,428,800): of the stored batches that one poll() begins,
+    of a partition and of all; it begins one in any case. max_poll_interval_ms (300,000): who polls no more for so long
+    loses its partitions. session_timeout_ms (45,000): a static member that was closed, or whose process died, keeps its
+    place for so long. heartbeat_interval_ms (3,000): checked, and without effect, for a member sends no heartbeats.
+    assignors ("cooperative-sticky"): names of range, roundrobin, sticky, cooperative-sticky, or objects; all members
+    need one in common. key_deserializer, value_deserializer: called with bytes, never with null. interceptors: see
+    Interceptor. exclude_internal_topics (True): a pattern leaves out the topics of Kafka's own. consumer_timeout_ms
+    (None): an iteration ends after so long without a record. offsets_storage ("log"), dual_commit (False): for groups
+    whose offsets move between the registry and the log; see consumer/offsetstores.py.
     """
 
     group_id: str | None
@@ -174,6 +175,8 @@ class ConsumerOptions(TypedDict, total=False):
     auto_commit_interval_ms: int
     isolation_level: IsolationLevel
     max_poll_records: int
+    max_partition_fetch_bytes: int
+    fetch_max_bytes: int
     max_poll_interval_ms: int
     session_timeout_ms: int
     heartbeat_interval_ms: int
@@ -199,6 +202,8 @@ class ConsumerSettings:
     auto_commit_interval_ms: int = 5_000
     isolation_level: IsolationLevel = "read_uncommitted"
     max_poll_records: int = 500
+    max_partition_fetch_bytes: int = 1_048_576
+    fetch_max_bytes: int = 52_428_800
     max_poll_interval_ms: int = 300_000
     session_timeout_ms: int = 45_000
     heartbeat_interval_ms: int = 3_000
@@ -269,6 +274,8 @@ _RESETS: Final = ("latest", "earliest", "none", "by_duration:<duration such as P
 _WHOLE: Final = (
     "auto_commit_interval_ms",
     "max_poll_records",
+    "max_partition_fetch_bytes",
+    "fetch_max_bytes",
     "max_poll_interval_ms",
     "session_timeout_ms",
     "heartbeat_interval_ms",
@@ -281,10 +288,14 @@ _UNIT_MS: Final = {"days": 86_400_000, "hours": 3_600_000, "minutes": 60_000, "s
 #: Settings of Kafka's consumer alone that need a network.
 _NETWORK: Final = words("""
     fetch_min_bytes fetch_max_wait_ms fetch_wait_max_ms default_api_timeout_ms client_rack allow_auto_create_topics
-    group_protocol group_remote_assignor check_crcs fetch_max_bytes max_partition_fetch_bytes fetch_message_max_bytes
+    group_protocol group_remote_assignor check_crcs
 """)
 #: librdkafka's names, and Kafka's for what has another one here.
-_OTHER_NAMES: Final = {"partition_assignment_strategy": "assignors", "auto_commit_enable": "enable_auto_commit"}
+_OTHER_NAMES: Final = {
+    "partition_assignment_strategy": "assignors",
+    "auto_commit_enable": "enable_auto_commit",
+    "fetch_message_max_bytes": "max_partition_fetch_bytes",
+}
 #: What librdkafka, and the first Kafka, say for where reading begins.
 _OTHER_RESETS: Final = {"smallest": "earliest", "beginning": "earliest", "largest": "latest", "end": "latest"}
 #: Kafka's classes for assignors, without their package.

@@ -180,17 +180,19 @@ class Stretch(NamedTuple):
             for records in item.record_slices(SLICE_ROWS, max_size=self.max_size):
                 yield self._within(records)
 
-    def placed_lists(self, topic: str, partition: int) -> Iterator[list[TopicRecord]]:
-        """As record_lists(), with the topic and partition that the records are in."""
+    def placed_lists(self, topic: str, partition: int) -> Iterator[tuple[int, list[TopicRecord]]]:
+        """As record_lists(), with the topic and partition that the records are in; and before each list how many bytes
+        of stored batches it takes.
+        """
         return readable(self.segments, self._placed_lists(topic, partition))
 
-    def _placed_lists(self, topic: str, partition: int) -> Iterator[list[TopicRecord]]:
+    def _placed_lists(self, topic: str, partition: int) -> Iterator[tuple[int, list[TopicRecord]]]:
         for item in self._decodable(None):
             if isinstance(item, Run):
-                yield self._within(item.placed_records(topic, partition))
+                yield item.size_bytes, self._within(item.placed_records(topic, partition))
                 continue
             for records in item.record_slices(SLICE_ROWS, max_size=self.max_size):
-                yield kernel.place_records(topic, partition, self._within(records))
+                yield item.size_bytes, kernel.place_records(topic, partition, self._within(records))
 
     def _decodable(self, max_bytes: int | None) -> Iterator[Run | RecordBatch]:
         """What holds records, in pieces of a size to make objects of."""
