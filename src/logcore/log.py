@@ -1,18 +1,18 @@
 """One partition: a log that is appended to at its end and read from any offset.
 
-The road of a record: append encodes a batch with the offset it will have, the active segment writes it with one system
-call, and the visible end moves on. Back: the segment by base offset, its index, a walk over batch heads, and from the
-bytes records, columns or Arrow.
+Write path: append encodes a batch with its final offset, the active segment writes it with one system call, and the
+visible end moves up. Read path: find the segment by base offset, search its index, walk the batch heads, and decode
+the bytes into records, columns or Arrow.
 
-Rules (the promises; docs/design.md states them for users):
-- One writer. Every append is whole or leaves no byte; after an error the log is as before, or refuses writes for good.
-- Acknowledged means what the durability policy says. A sync that fails is never tried again: the log is poisoned, and
-  reopening it, which checks what is on disk, is the only way back.
-- Readers see what lies below the visible end: what is on disk where appends wait for it, else all that was written.
-  What they have seen is never taken back, except by truncate().
-- Offsets rise and are never reused.
+Rules (docs/design.md states these promises for users):
+- There is one writer. An append is whole or leaves no byte. After an error the log is as before, or refuses writes.
+- The durability policy says when an append is acknowledged. A failed sync is never repeated: it poisons the log, which
+  then refuses writes until it is opened again. Opening checks what is on disk.
+- Readers see records below the visible end. If appends wait for the disk, these are the records on disk; otherwise all
+  written records. Only truncate() takes back what readers have seen.
+- Offsets rise and are never reused, except above the offset of a truncate().
 
-This module does not know other partitions. It starts no threads: tick() does what is due.
+This module does not know other partitions. It starts no threads: tick() does the work that is due.
 """
 
 from __future__ import annotations
@@ -67,19 +67,19 @@ from logcore.table import Table
 OnCorruption = Literal["fail", "quarantine"]
 
 _INT16_MAX: Final = 2**15 - 1
-#: Position in a batch of the first byte of its producer id, whose sign says that there is none.
+#: Position of the producer id in a batch. A set sign bit means that the batch has no producer id.
 _PRODUCER_SIGN: Final = 43
-#: What Python may hold in a path and no file system can: surrogates other than those that stand for undecodable bytes.
+#: Characters that no file system can store: surrogates other than those that stand for undecodable bytes.
 _SURROGATE: Final = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 
 
 @attrs.frozen(kw_only=True)
 class LogStatistics:
-    """Counters since the log was opened, and its present shape.
+    """Counters since the log was opened, and its present size.
 
-    segments: .log files. size_bytes: of all of them. The offsets are those of the log's properties. appends: calls
-    that stored something. syncs: those that succeeded. rolls: segments begun. records_appended, bytes_appended: of the
-    batches written. All counters are 0 for a log opened read-only.
+    segments: number of .log files. size_bytes: their total size. The offsets equal the log's properties. appends: calls
+    that stored something. syncs: successful syncs. rolls: new segments. records_appended, bytes_appended: records and
+    bytes of the written batches. All counters are 0 for a log opened read-only.
     """
 
     segments: int
@@ -110,24 +110,24 @@ def open_log(
     """Opens one partition directory, such as data/orders-0.
 
     create: make the directory if it does not exist. read_only: take no lock and write nothing; works on any partition
-    directory that Kafka or logcore wrote, also while its writer runs. config: settings by Kafka's names; unless
-    retention.ms or retention.bytes are given, nothing is deleted by time or size. durability: see Durability.
+    directory that Kafka or logcore wrote, even while its writer runs. config: settings by Kafka's names; unless
+    retention.ms or retention.bytes is given, nothing is deleted by time or size. durability: see Durability.
 
     on_corruption: what to do about damage that no crash explains. "fail" raises CorruptLogError and changes nothing.
-    "quarantine" opens the log anyway: log.recovery_report.damage says which offsets raise errors when they are read,
-    appends go on in a new segment, and the damaged file stays as it is. If nothing whole follows the damage, the
-    offsets already given out cannot be determined, and appends raise LogFailedError; `logcore recover` makes a copy
-    that takes them.
+    "quarantine" opens the log anyway: log.recovery_report.damage lists the offsets whose reads raise errors, appends
+    continue in a new segment, and the damaged file is not changed. If no whole batch follows the damage, the offsets
+    already given out cannot be determined, and appends raise LogFailedError; `logcore recover` makes a copy that
+    accepts appends.
 
-    replicated: the log has copies, so the high watermark is moved by advance_high_watermark() and not by durability. It
-    begins where the last writer left it: at what `logcore.durable` and `replication-offset-checkpoint` say, or at the
-    log end when this library wrote the log without copies. With read_only it raises InvalidConfigError.
+    replicated: the log has copies, so advance_high_watermark() moves the high watermark, not the durability. It begins
+    where the last writer left it: at the end in `logcore.durable` and `replication-offset-checkpoint`, or at the log
+    end offset if this library wrote the log without copies. With read_only it raises InvalidConfigError.
 
-    shared: other processes that say the same may have the log open for writing too, on this machine; each append takes
-    its turn. All of them have to give the same durability. Where one keeps its turn for half a minute, because it was
-    stopped, the others get LogLockedError. See docs/sharing.md.
+    shared: other processes on this machine may open the log for writing too, if they also pass shared=True; each append
+    takes its turn. All of them must use the same durability. If a stopped process keeps its turn for 30 seconds, the
+    others get LogLockedError. See docs/sharing.md.
 
-    Opening for writing takes Kafka's lock on the parent directory, checks the active segment, cuts a torn tail and
+    Opening for writing takes Kafka's lock on the parent directory, checks the active segment, truncates a torn tail and
     reports it in log.recovery_report. Raises LogNotFoundError, LogLockedError, CorruptLogError, InvalidNameError,
     InvalidConfigError; StorageReadError, StorageWriteError, DiskFullError and ResourceError when the system fails.
     """
@@ -141,7 +141,7 @@ def open_log(
             raise InvalidConfigError("replicated=True is for a writer; a reader finds the high watermark in the files")
         return open_reader(Log, fs, directory, settings)
     keeps_damage = check_on_corruption(on_corruption)
-    # The lock and the checkpoints go by real names, so two links to one partition are one log.
+    # The lock and the checkpoints use resolved names, so two links to one partition are one log.
     real = fs.real_path(directory)
     parent, name = os.path.split(real)
     key = parse_partition_name(name)
@@ -155,7 +155,7 @@ def open_log(
     claim = claim_directory(fs, parent, name, shared=shared)
     writer: Writer | None = None
     try:
-        # In the turn of the directory, and looked for once more: another process may have made it meanwhile.
+        # Check again, under the turn of the directory: another process may have created it meanwhile.
         with claim.changing():
             if not exists and not fs.is_directory(real):
                 fs.mkdir(real)
@@ -185,16 +185,16 @@ def open_log(
         try:
             if writer is not None:
                 writer.abandon()
-            claim.fail()  # no marker of a clean shutdown: the next opening checks what this one left
-        finally:  # whatever else fails, such as for lack of memory
+            claim.fail()  # leaves no marker of a clean shutdown, so the next opening checks the files
+        finally:  # even if the lines above fail, for example for lack of memory
             claim.release()
         raise
     return log
 
 
 def _join(place: Place, claim: Claim) -> tuple[Writer, Opened]:
-    """Opens a partition that other processes may have open too. Errors as open_log()."""
-    from logcore.partition.sharing import SharedLock  # late: few directories are shared
+    """Opens a partition that other processes may have open too. Raises what open_log() raises."""
+    from logcore.partition.sharing import SharedLock  # imported here, because few directories are shared
 
     fs = place.fs
     with claim.alone() as found_alone:
@@ -202,7 +202,7 @@ def _join(place: Place, claim: Claim) -> tuple[Writer, Opened]:
     sharing = SharedLock(fs, claim.lock_handle, place.key, place.path)
     with sharing.opening(is_alone=is_alone) as believed_end:
         noted = checkpoint.read_notes(fs, place.path).policy
-        # The policy on disk decides how recovery judges a damaged tail, so one log has one.
+        # The policy on disk decides how recovery judges a damaged tail, so a log has one policy.
         if believed_end is not None and noted != place.durability:
             raise InvalidConfigError(
                 "another process has the log open with another durability; give the same",
@@ -222,14 +222,14 @@ def _join(place: Place, claim: Claim) -> tuple[Writer, Opened]:
 
 
 def check_on_corruption(choice: object) -> bool:
-    """Whether damage is to be kept. Raises InvalidConfigError."""
+    """Whether to open a log around its damage. Raises InvalidConfigError."""
     if choice not in ("fail", "quarantine"):
         raise InvalidConfigError("on_corruption", expected="'fail' or 'quarantine'", found=repr(choice))
     return choice == "quarantine"
 
 
 def check_path(path: str | os.PathLike[str]) -> str:
-    """The path as text. Raises InvalidNameError for what no file system can hold."""
+    """The path as text. Raises InvalidNameError for a path that no file system can hold."""
     directory = os.fspath(path)
     if not isinstance(directory, str) or "\0" in directory or _SURROGATE.search(directory):
         raise InvalidNameError("not a path that a file system can hold", found=repr(directory))
@@ -237,7 +237,7 @@ def check_path(path: str | os.PathLike[str]) -> str:
 
 
 def rewriting_of(log: Log) -> AbstractContextManager[Rewriting]:
-    """For the cleaner and copies: the sealed segments as they are now, and the way to replace them. See Rewriting."""
+    """For the cleaner and copies: gives the present sealed segments, and replaces them. See Rewriting."""
     return rewriting(
         log.writer,
         last_stable_offset=lambda: log.last_stable_offset,
@@ -262,23 +262,23 @@ class Log(LogReader):
         writer: Writer | None = None,
         left_below: Sequence[int] = (),
     ) -> None:
-        """Not for users. writer: of a log that is open for writing. left_below: see Upkeep."""
+        """Not for users. writer: None if the log is open read-only. left_below: see Upkeep."""
         super().__init__(fs, path, state, policy, is_writing=writer is not None)
         self._upkeep: Upkeep | None = None
         if writer is not None:
             self._upkeep = Upkeep(writer, left_below)
-        self._writer = writer  # last: a log that was not made, because of an interrupt, needs no warning in __del__
+        self._writer = writer  # set last: if an interrupt stops __init__, __del__ must not warn
 
     @property
     def writer(self) -> Writer:
-        """For hosts, such as a LogDir: the steps that appending is made of. Raises ReadOnlyLogError, LogClosedError."""
+        """For hosts, such as a LogDir: the single steps of an append. Raises ReadOnlyLogError, LogClosedError."""
         if self._writer is None:
             self._refuse_reader()
         return self._writer
 
     @property
     def upkeep(self) -> Upkeep:
-        """For hosts: what tick() does, in parts. Raises ReadOnlyLogError, LogClosedError."""
+        """For hosts: the parts of tick(). Raises ReadOnlyLogError, LogClosedError."""
         if self._upkeep is None:
             self._refuse_reader()
         return self._upkeep
@@ -299,7 +299,7 @@ class Log(LogReader):
 
     def __del__(self) -> None:
         is_open = getattr(self, "_writer", None) is not None and not self._state.is_closed
-        if is_open and self._fs.forks == self._forks:  # a forked child has only a copy, the parent closes the log
+        if is_open and self._fs.forks == self._forks:  # in a forked child this is a copy; the parent closes the log
             warnings.warn(f"log {self.path} was not closed", ResourceWarning, stacklevel=2, source=self)
 
     def __repr__(self) -> str:
@@ -311,9 +311,9 @@ class Log(LogReader):
         return f"<Log {self.path} offsets {self.log_start_offset}..{self.high_watermark} {state}>"
 
     def close(self) -> None:
-        """Flushes, writes what lets the next opening skip its check, and releases the lock. Closing twice is fine.
+        """Flushes, marks the log as cleanly closed, and releases the lock. Closing twice is fine.
 
-        Raises DurabilityUnknownError when the last sync fails; the log is closed all the same.
+        Raises DurabilityUnknownError if the last sync fails; the log is closed anyway.
         """
         if self._writer is not None:
             self._writer.close()
@@ -324,7 +324,7 @@ class Log(LogReader):
         self._state.wake()
 
     def reconfigure(self, config: Mapping[str, object] | LogConfig) -> None:
-        """Replaces all settings, those not given by their defaults; the next append follows them.
+        """Replaces all settings from the next append on; a setting that is not given gets its default.
 
         Raises InvalidConfigError before any effect.
         """
@@ -336,7 +336,7 @@ class Log(LogReader):
 
     @property
     def recovery_report(self) -> recovery.RecoveryReport | None:
-        """The report of opening: what it found and repaired; None for a log opened read-only."""
+        """What opening found and repaired; None for a log opened read-only."""
         if self._writer is None:
             return None
         return self._writer.report
@@ -350,8 +350,8 @@ class Log(LogReader):
 
     @property
     def durable_end_offset(self) -> int:
-        """All below it is on disk. Of a log opened read-only: its high watermark, which under `os`, `every` and
-        `interval` may not be on disk yet.
+        """All records below it are on disk. For a log opened read-only it is the high watermark; under `os`, `every`
+        and `interval` the records below that may not be on disk yet.
         """
         if self._writer is None:
             return self._state.visible
@@ -366,7 +366,7 @@ class Log(LogReader):
 
     @property
     def has_failed(self) -> bool:
-        """Whether a write or sync has failed. Then only opening the log again, which checks it, lets it go on."""
+        """Whether a write or sync has failed. If so, the log refuses writes until it is opened again."""
         return self._writer is not None and self._writer.commit.failure is not None
 
     @property
@@ -409,8 +409,8 @@ class Log(LogReader):
     def truncate_to_epoch(self, leader_epoch: int, end_offset: int) -> int:
         """Removes the records that the leader does not have, by its answer to end_of_epoch(); returns the new end.
 
-        leader_epoch, end_offset: where the leader says that the last epoch known to both has ended. Epochs that began
-        above it are forgotten: what comes in their place is stamped with the leader's. Errors as truncate().
+        leader_epoch, end_offset: the last epoch that both know, and where the leader says it ends. Epochs that began
+        above that offset are forgotten: the next records carry the leader's epochs. Raises what truncate() raises.
         """
         writer = self.writer
         with self._state.lock:
@@ -440,10 +440,10 @@ class Log(LogReader):
 
         timestamp_ms: milliseconds since the epoch, or a datetime with a time zone; now by default. durability: "disk"
         or "os" for this append alone. expected_offset: the record gets this offset, or OffsetConflictError is raised
-        because the log ends elsewhere: for a caller whose record depends on having read everything before it.
+        because the log ends elsewhere. Use it if the record depends on everything before it.
         Raises InvalidRecordError, InvalidTimestampError and RecordTooLargeError before anything is written;
-        DiskFullError after the write was cut back, so that it may be repeated; LogFailedError once the log is poisoned;
-        DurabilityUnknownError when its sync failed; ReadOnlyLogError in a mirror of another log.
+        DiskFullError after the write was undone, so it may be repeated; LogFailedError once the log is poisoned;
+        DurabilityUnknownError if the sync failed; ReadOnlyLogError in a mirror of another log.
         """
         writer = self._writer
         if writer is not None:
@@ -453,12 +453,12 @@ class Log(LogReader):
         if durability is not None:
             check_level(durability)
         if headers.__class__ is not tuple and isinstance(headers, Iterable):
-            headers = tuple(headers)  # before the lock: what makes them may be slow, or append itself
+            headers = tuple(headers)  # before taking the lock: a generator may be slow, or append to this log
         state = self._state
         if writer is None:
             self._refuse_reader()
         with state.lock:
-            # As check_appendable_locked(), without its calls; write_locked() looks at is_midway.
+            # check_appendable_locked(), inlined; write_locked() checks is_midway.
             if state.is_closed or writer.commit.failure or self._fs.forks != self._forks or writer.is_mirror:
                 writer.refuse_locked()
             now_ms = self._fs.now_ms()
@@ -478,7 +478,7 @@ class Log(LogReader):
             if writer.checks_times:
                 check_timestamps(np.array([max_timestamp]), now_ms, state.config)
             writer.write_locked(data, offset, max_timestamp, now_ms)
-            if writer.is_os and durability is None:  # nothing to settle or to wait for: 0.2 of 2 us saved
+            if writer.is_os and durability is None:  # no sync and no wait: this shortcut saves 0.2 of 2 us
                 writer.appends += 1
                 state.visible = offset + 1
                 if state.listeners:
@@ -492,15 +492,15 @@ class Log(LogReader):
     ) -> Receipt:
         """Appends (key, value[, headers[, timestamp_ms]]) tuples in order, as one or more batches.
 
-        Batches are closed at batch.size bytes. All records are stored or none, as long as they fit into segment.bytes
-        and into what the policy lets be unsynced (1 MiB under group, one batch under always): beyond that they go in
-        parts, and an interrupt or a full disk may leave the first of them, which DiskFullError then says. An empty
-        iterable stores nothing and returns offsets end and end - 1. expected_offset and errors as for append().
+        A batch ends at batch.size bytes. All records are stored or none, if they fit into segment.bytes and into the
+        policy's limit of unsynced bytes (1 MiB under group, one batch under always). Otherwise they are written in
+        parts, and an interrupt or a full disk may leave the first parts; DiskFullError says how many records. An empty
+        iterable stores nothing and returns offsets end and end - 1. For expected_offset and errors see append().
         """
         if not isinstance(records, (list, tuple)):
             if not isinstance(records, Iterable):
                 raise InvalidRecordError("append_many takes records", found=type(records).__name__)
-            records = list(records)  # before the lock: what makes the records may be slow, or append itself
+            records = list(records)  # before taking the lock: a generator may be slow, or append to this log
         writer = self.writer
         with self._state.lock:
             writer.check_appendable_locked()
@@ -528,12 +528,12 @@ class Log(LogReader):
         durability: Level | None = None,
         expected_offset: int | None = None,
     ) -> Receipt:
-        """Appends records given as columns, without making an object of each.
+        """Appends records given as columns, without an object for each record.
 
-        keys, values: Arrow arrays of binary or string type, or (data, offsets) pairs: bytes or a uint8 array, and n + 1
-        integer offsets into it. A missing column is null throughout. timestamps_ms: integers of shape (n,),
-        datetime64, or an Arrow array of timestamps; now by default. expected_offset and errors as for append(); nothing
-        is kept of the arrays.
+        keys, values: Arrow arrays of binary or string type, or pairs of data (bytes or a uint8 array) and n + 1 integer
+        positions into it. A missing column means nulls. timestamps_ms: integers of shape (n,), datetime64, or an Arrow
+        array of timestamps; now by default. The log keeps no reference to the arrays. For expected_offset and errors
+        see append().
         """
         if keys is None and values is None:
             raise InvalidRecordError("append_columns needs keys or values")
@@ -576,14 +576,14 @@ class Log(LogReader):
     def append_batch(self, data: Buffer, *, durability: Level | None = None, check_sequence: bool = True) -> Receipt:
         """Appends batches that are already encoded, such as those of a client or of another log.
 
-        data: whole record batches, v2, or v0/v1 which become v2. They are checked as a Kafka leader checks a produce
-        request and stored as they are, with this log's offsets and leader epoch; see recordbatch.prepare_append for
-        what is refused. Errors as there and as append().
+        data: whole record batches: v2, or v0 and v1, which are converted to v2. They are checked as a Kafka leader
+        checks a produce request and stored unchanged, except for this log's offsets and leader epoch. Raises what
+        recordbatch.prepare_append() and append() raise.
 
-        A batch of an idempotent producer that was stored before is not stored again: the receipt is that of the first
-        time. One that does not follow on its producer's last raises OutOfOrderSequenceError, one of a producer that
-        was replaced InvalidProducerEpochError (storage format section 5.2). check_sequence=False takes them as they
-        come, for copies of other logs.
+        If a batch of an idempotent producer was stored before, it is not stored again, and the receipt is the first
+        one. A batch that skips sequence numbers of its producer raises OutOfOrderSequenceError. A batch of a replaced
+        producer raises InvalidProducerEpochError (storage format section 5.2). check_sequence=False accepts all these
+        batches, for copies of other logs.
         """
         writer = self.writer
         state = self._state
@@ -594,7 +594,7 @@ class Log(LogReader):
                 raise InvalidRecordError("append_batch takes the bytes of batches", found=type(data).__name__)
             config = state.config
             first = state.end
-            # Under the lock, because it stamps the offsets, which another append would take meanwhile.
+            # Under the lock, because it stamps the offsets: without the lock, another append could take them.
             raw, batches = prepare_append(
                 data, base_offset=first, leader_epoch=writer.leader_epoch, now_ms=now_ms, config=config
             )
@@ -610,14 +610,13 @@ class Log(LogReader):
                     expected=f"at most {config.segment_bytes} bytes",
                     found=f"{largest} bytes",
                 )
-            # On disk before the first such batch, so that the next opening looks for the state of producers.
+            # Note this on disk before the first such batch, so that the next opening restores the state of producers.
             if has_producers and not writer.notes.producers:
                 writer.expect_producers_locked()
             sequenced = None
             if check_sequence:
                 sequenced = writer.producers.judge(raw, batches)
-            # Stored before, and sent again by a client that missed the answer: it gets the first receipt, and no byte
-            # is written.
+            # A client that missed the answer sent a stored batch again. It gets the first receipt; no byte is written.
             if isinstance(sequenced, SequencedBatch):
                 first = sequenced.first_offset
                 last = sequenced.last_offset
@@ -634,13 +633,13 @@ class Log(LogReader):
     def append_as_follower(
         self, data: Buffer, *, begins_segment: bool = False, durability: Level | None = None
     ) -> Receipt:
-        """Appends batches of this log's leader as the leader has stored them: offsets, leader epochs, every byte.
+        """Appends batches of this log's leader exactly as the leader stored them, with its offsets and leader epochs.
 
-        data: whole batches, such as a piece of stored(up_to="log_end"). They may begin at any offset in an empty log,
-        else at the log end or, where the leader has compacted, above. begins_segment: the first begins a segment of the
-        leader, so it begins one here. Only offsets, epochs and CRCs are judged; see partition.following. Raises
-        CorruptBatchError and OffsetOutOfRangeError before anything is written; errors else as append(). A full disk
-        may leave the first of the batches.
+        data: whole batches, such as a piece of stored(up_to="log_end"). In an empty log they may begin at any offset;
+        otherwise at the log end offset, or above it if the leader has compacted. begins_segment: the first batch begins
+        a segment of the leader, so it begins a segment here. Only offsets, epochs and CRCs are checked; see
+        partition.following. Raises CorruptBatchError and OffsetOutOfRangeError before anything is written, otherwise
+        what append() raises. A full disk may leave the first batches.
         """
         if durability is not None:
             check_level(durability)
@@ -667,11 +666,11 @@ class Log(LogReader):
         coordinator_epoch: int = 0,
         durability: Level | None = None,
     ) -> Receipt:
-        """Appends the marker that commits or aborts what a producer has written since its last one.
+        """Appends the marker that commits or aborts the records that a producer wrote since its last marker.
 
-        Readers with isolation="read_committed" see its records from then on, or never. Without an open transaction the
-        marker is stored all the same, as Kafka does (storage format section 5.3): it fences older epochs. Raises
-        InvalidProducerEpochError and CoordinatorFencedError; errors else as append().
+        Readers with isolation="read_committed" see committed records from then on, and aborted ones never. As in Kafka,
+        the marker is stored even if no transaction is open (storage format section 5.3), because it fences older
+        epochs. Raises InvalidProducerEpochError and CoordinatorFencedError, otherwise what append() raises.
         """
         limits = (INT64_MAX, _INT16_MAX, INT32_MAX)
         given = (producer_id, producer_epoch, coordinator_epoch)
@@ -707,7 +706,7 @@ class Log(LogReader):
             except BaseException:
                 writer.producers.forget()
                 raise
-            if first >= 0 and not commit:  # an open transaction was aborted: readers leave out its records
+            if first >= 0 and not commit:  # an open transaction was aborted: readers skip its records
                 stable = min(producers.open_transactions().values(), default=offset + 1)
                 try:
                     if writer.sharing is None:
@@ -715,7 +714,7 @@ class Log(LogReader):
                     else:
                         writer.index_aborted_locked()
                 except BaseException as error:
-                    # Kafka believes the file, so it must not lack an entry; opening the log again rebuilds it.
+                    # Kafka trusts the index file, so no entry may be missing. Opening the log again rebuilds the file.
                     writer.commit.poison(error)
                     raise
             writer.settle_locked(durability)
@@ -724,15 +723,15 @@ class Log(LogReader):
     # -- the disk and the high watermark -------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Returns when all that was appended before the call is on disk. Raises DurabilityUnknownError if the sync
+        """Returns when all records appended before the call are on disk. Raises DurabilityUnknownError if the sync
         fails.
         """
         self.writer.flush()
 
     def advance_high_watermark(self, offset: int) -> int:
-        """Moves the high watermark of a replicated log up to offset: all in-sync copies have what lies below.
+        """Moves the high watermark of a replicated log up to offset: all in-sync copies have the records below it.
 
-        Returns the high watermark, which never falls but by truncate(), and is always where a batch ends. Raises
+        Returns the high watermark. It always lies at the end of a batch, and only truncate() lowers it. Raises
         InvalidConfigError for a log that was not opened with replicated=True, and OffsetOutOfRangeError for an offset
         outside [0, log end].
         """
@@ -741,15 +740,16 @@ class Log(LogReader):
     def tick(self, now_ms: Time | None = None) -> bool:
         """Does what is due: the sync of an interval policy or of flush.ms, the roll of segment.ms, the recovery point.
 
-        now_ms: the wall clock, for the age of records, in milliseconds or a datetime with a time zone; taken from the
-        system when None. Bounded work; call it from a timer. Returns whether there was anything to do.
+        now_ms: the wall clock, for the age of records, in milliseconds or as a datetime with a time zone; taken from
+        the system when None. Call it from a timer; one call does a bounded amount of work. Returns whether any work was
+        due.
         """
         return self.upkeep.tick(time_ms(now_ms))
 
     # -- segments ------------------------------------------------------------------------------------------------
 
     def roll(self) -> None:
-        """Seals the active segment and starts a new one, if there is anything in it."""
+        """Seals the active segment and starts a new one, unless the active segment is empty."""
         writer = self.writer
         with self._state.lock:
             writer.check_writable_locked()
@@ -759,7 +759,7 @@ class Log(LogReader):
     def delete_records(self, before_offset: int) -> int:
         """Moves the log start to before_offset and removes segments that lie wholly below it; returns the new start.
 
-        The new start is on disk before the first file goes. Readers that map a removed file keep reading it. Raises
+        The new start is on disk before a file is removed. Readers that map a removed file keep reading it. Raises
         OffsetOutOfRangeError for an offset above the high watermark or below 0; one below the log start changes
         nothing.
         """
@@ -788,21 +788,19 @@ class Log(LogReader):
         committed: Mapping[str, int] | None = None,
         segments: int | None = None,
     ) -> int:
-        """Deletes the segments that are to go, and returns how many.
+        """Deletes the oldest segments by the log's settings, or by another policy (see retention); returns how many.
 
-        By the log's settings unless another policy is given (see retention); segments says how many itself. The log
-        start is moved up on disk first; readers that hold a deleted segment go on. tick() does this every five minutes.
-        Raises what reading and writing raise.
+        segments: delete this many instead. The log start is moved up on disk first. Readers that hold a deleted segment
+        can still read it. tick() does this every five minutes. Raises what reading and writing raise.
         """
         return self.upkeep.retain(time_ms(now_ms), policy=policy, committed=committed, segments=segments)
 
     def truncate(self, offset: int) -> None:
-        """Removes all records at and above offset, which the next append gets. A batch that holds it keeps its front.
+        """Removes all records at and above offset; the next append gets that offset. It may lie inside a batch.
 
-        The rest of the log is untouched: later segments are removed from the last on, then the one with the cut is
-        replaced by a copy of its front, so that a crash leaves a longer log or the one asked for. Iterators that were
-        made before keep what they hold. The leader epoch stays in force. Raises OffsetOutOfRangeError outside
-        [log start, log end].
+        Later segments are removed, the last one first. Then a copy of the front of the segment with the offset replaces
+        that segment. So a crash leaves a longer log or the requested one. Iterators that were created before keep their
+        records. The leader epoch stays in force. Raises OffsetOutOfRangeError outside [log start, log end].
         """
         writer = self.writer
         with self._state.lock:
@@ -812,18 +810,18 @@ class Log(LogReader):
     def scrub(self) -> seals.ScrubReport:
         """Reads every byte from the disk, and reports what is damaged.
 
-        A segment with a seal must have the sealed bytes, and the next segment must exist. In a segment without one each
-        batch must be whole and in its place; if it is a sealed segment, it gets a seal, unless the log is open
-        read-only. Appends, reads and compaction go on meanwhile. Raises StorageReadError, LogClosedError, and for a log
-        that is open for writing LogFailedError and ForkedWriterError.
+        A segment with a seal file must have the bytes that the file describes, and the next segment must exist. In a
+        segment without a seal file, each batch must be whole and in its place. A sealed segment then gets a seal file,
+        unless the log is open read-only. Appends, reads and compaction continue meanwhile. Raises StorageReadError,
+        LogClosedError, and for a log that is open for writing LogFailedError and ForkedWriterError.
         """
         return seals.finish(self.scrubbing())
 
     def scrubbing(self) -> Generator[seals.Progress, None, seals.ScrubReport]:
-        """As scrub(), in steps of some milliseconds: a generator of Progress that returns the report."""
+        """Like scrub(), in steps of some milliseconds: a generator that yields Progress and returns the report."""
         self.refresh()
         with self._state.lock:
-            # Whole segments below the log start are never read, and a crash may bring back some of them.
+            # Segments that lie wholly below the log start are skipped: after a crash, only some of them may exist.
             kept = self._state.segments[max(0, slot_of(self._state.segments, self._state.log_start)) :]
             bases = [segment.base_offset for segment in kept]
         steps = seals.scrubbing(self._fs, self.path, bases, self._placing, writes=self._writer is not None)
@@ -831,7 +829,7 @@ class Log(LogReader):
 
     @contextlib.contextmanager
     def _placing(self, base_offset: int) -> Generator[seals.SegmentContext | None, None, None]:
-        """Keeps the segments as they are, and says what is known of one; None when it is none of the log's."""
+        """Holds the lock, and yields the context of one segment; None if the log has no such segment."""
         self.refresh()
         with self._state.lock:
             if self._writer is not None:
@@ -858,11 +856,11 @@ class Log(LogReader):
         """Counters and sizes; a frozen value."""
         sizes = 0
         for segment in self._state.segments:
-            with contextlib.suppress(FileNotFoundError):  # deleted by its writer since we looked
+            with contextlib.suppress(FileNotFoundError):  # its writer has deleted it meanwhile
                 if isinstance(segment, GrowingSegment):
                     sizes += segment.size_bytes
                 else:
-                    sizes += self._fs.file_size(segment.path)  # a sealed one may not be mapped yet: ask for its size
+                    sizes += self._fs.file_size(segment.path)  # a sealed segment may not be mapped yet
         writer = self._writer
         if writer is None:
             counters = (0, 0, 0, 0, 0)
