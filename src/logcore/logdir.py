@@ -1,13 +1,12 @@
 """A directory of partition logs: its topics, their settings, and the logs opened in it.
 
 Rules:
-- One lock for the whole directory, Kafka's. Opening it for writing first finishes what a crash left half done.
-- Partitions are opened when they are first asked for and stay open until the directory is closed.
+- Kafka's lock covers the whole directory. Opening it for writing first completes work that a crash interrupted.
+- A partition is opened at its first use and stays open until the directory is closed.
 - All methods may be called from several threads; one lock orders what changes topics or opens logs.
 
-Topics are kept by directory/topics.py, open logs by directory/openlogs.py, and tick() is the work of
-directory/upkeep.py. This module appends and reads nothing itself (log.py), and starts no thread. consumer/ reads topics
-for members of a group.
+directory/topics.py keeps the topics, directory/openlogs.py the open logs, and directory/upkeep.py does the work of
+tick(). log.py appends and reads, and consumer/ reads topics for members of a group. This module starts no thread.
 """
 
 from __future__ import annotations
@@ -89,9 +88,9 @@ if TYPE_CHECKING:  # imported in the methods that use them: every user waits for
 
 #: The member under which the directory itself is claimed; no partition directory can have this name.
 _MEMBER: Final = "."
-#: Of topics in a repr.
+#: Most topics in a repr.
 _SHOWN_TOPICS: Final = 8
-#: Of partitions in an error.
+#: Most partitions in an error.
 _SHOWN_PARTITIONS: Final = 8
 
 
@@ -110,15 +109,15 @@ def open_dir(
 ) -> LogDir:
     """Opens a directory of partitions, such as data with data/orders-0 and data/orders-1 in it.
 
-    create: make it if it does not exist. read_only: take no lock and write nothing; works beside a running writer.
-    config: settings by Kafka's names for topics that do not set them. durability: of all its logs; see Durability.
-    upkeep: limits of the directory, and how tick() keeps them. on_corruption: of each of its logs; see logcore.open().
-    on_incident: called, in the thread at work, when something fails in work that no caller waits for; each kind the
-    first time, and the tenth, the hundredth and so on. See LogDir.incidents(). shared: other processes that say so may
-    have the directory open for writing too; see docs/sharing.md.
+    create: make the directory if it does not exist. read_only: take no lock and write nothing; works beside a running
+    writer. config: settings by Kafka's names, for topics that do not set them. durability: for all logs; see
+    Durability. upkeep: limits of the directory, and how tick() enforces them. on_corruption: for each log; see
+    logcore.open(). on_incident: called, in the thread at work, when work fails that no caller waits for: for each kind
+    of error at the 1st, 10th, 100th time and so on; see LogDir.incidents(). shared: other processes may open the
+    directory for writing too, if they also pass shared=True; see docs/sharing.md.
 
     Opening for writing takes Kafka's lock. Raises LogNotFoundError, LogLockedError, InvalidConfigError, CorruptLogError
-    when the file of topics is damaged, and what the system raises.
+    if the file of topics is damaged, and errors of the system.
     """
     directory = check_path(path)
     defaults = LogConfig.parse(config)
@@ -152,9 +151,9 @@ def open_dir(
 class LogDir:
     """A directory of partition logs. Made by logcore.open_dir(); a with block closes it.
 
-    All methods may be called from several threads. path: of the directory. config: what topics that set nothing get.
-    cluster_id: the text in meta.properties; node_id: the number there. has_coordinator: set by a broker of this
-    process, which looks after groups then.
+    All methods may be called from several threads. path: of the directory. config: settings of topics that set none.
+    cluster_id, node_id: from meta.properties. has_coordinator: set by a broker of this process, which then manages the
+    groups.
     """
 
     def __init__(
@@ -177,7 +176,7 @@ class LogDir:
         self._claim = claim
         self.given_config = given
         self._make_locks()
-        self._partitioners: dict[str, Partitioner] = {}  # of topics that were appended to; see append()
+        self._partitioners: dict[str, Partitioner] = {}  # by topic, from its first append; see append()
         self._closed = True  # until _begin() has opened it, close() and __del__ have nothing to do
         self._producer_ids = ProducerIds(fs, path)
         self._incidents = Incidents(fs, on_incident)
@@ -196,7 +195,7 @@ class LogDir:
                 self._begin(finishes=is_alone)
 
     def _begin(self, *, finishes: bool) -> None:
-        """finishes: ends what a crash left half done, because no other process has the directory open for writing."""
+        """finishes: complete interrupted work, because no other process has the directory open for writing."""
         claim = self._claim
         with contextlib.ExitStack() as turn:
             if claim is not None:
@@ -257,7 +256,7 @@ class LogDir:
         return f"<LogDir {self.path} {state}; {', '.join(shown) or 'no topics'}>"
 
     def _shown(self, topic: TopicEntry) -> str:
-        """A topic with the number of its offsets, as far as that is known without a look at the disk."""
+        """A topic, with the number of its offsets if that is known without reading the disk."""
         logs = [self.opened(topic.name, number) for number in topic.numbers]
         if None in logs:
             return topic.name
@@ -265,7 +264,7 @@ class LogDir:
         return f"{topic.name}: {count} offsets"
 
     def _repr_html_(self) -> str | None:
-        """A table of the topics; None, for which a notebook shows the text form, once the directory is closed."""
+        """A table of the topics. None once the directory is closed: a notebook then shows the text form."""
         if self._closed:
             return None
         from logcore.glance import directory_html
@@ -285,7 +284,7 @@ class LogDir:
     def close(self) -> None:
         """Closes every log, writes the checkpoints once for all of them, and releases the lock. Closing twice is fine.
 
-        Raises the first error of closing a log, after all of them were closed.
+        If closing a log fails, closes the others too, then raises the first error.
         """
         with self._lock:
             if self._closed:
@@ -325,12 +324,12 @@ class LogDir:
 
     @property
     def coordinators(self) -> Coordinators:
-        """Of groups and transactions; for brokers over the directory. Users have consumer() and producer()."""
+        """The coordinators of groups and transactions, for brokers. Users have consumer() and producer()."""
         return self._coordinators
 
     @property
     def topics_version(self) -> int:
-        """Another number after each topic that was made, grown or deleted."""
+        """A number that changes whenever a topic is created, grown or deleted."""
         return self._registry.version
 
     @property
@@ -349,7 +348,7 @@ class LogDir:
         return topic in self._registry.known
 
     def refresh(self) -> None:
-        """Looks at the directory again; for one that was opened read-only beside a writer, or shared with others."""
+        """Reads the topics again; for a directory that was opened read-only beside a writer, or is shared."""
         with self._lock:
             self._check_open()
             if self._claim is None:
@@ -364,7 +363,7 @@ class LogDir:
         return self._registry.topic(name)
 
     def topic_id(self, name: str) -> uuid.UUID:
-        """Kafka's id of a topic; all zero when the directory does not say and is opened read-only."""
+        """Kafka's id of a topic. In a directory opened read-only, all zero if no file has the id."""
         known = self._topic(name).topic_id
         if known is not None:
             return known
@@ -373,22 +372,22 @@ class LogDir:
             return self._registry.topic_id(name)
 
     def describe_topic(self, name: str) -> TopicDescription:
-        """Raises TopicNotFoundError."""
+        """Describes a topic and its partitions. Raises TopicNotFoundError."""
         with self._lock:
             return self._registry.describe(self._topic(name))
 
     def settings(self, name: str) -> LogConfig:
-        """Those in force for a topic. Raises TopicNotFoundError."""
+        """The effective settings of a topic. Raises TopicNotFoundError."""
         return self._registry.settings(self._topic(name))
 
     def partitions(self, name: str) -> tuple[int, ...]:
-        """Numbers of a topic's partitions, rising. Raises TopicNotFoundError."""
+        """The partition numbers of a topic, sorted. Raises TopicNotFoundError."""
         return self._topic(name).numbers
 
     def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None) -> None:
-        """Makes a topic with its partitions, each an empty log.
+        """Creates a topic with its partitions, each an empty log.
 
-        Raises InvalidNameError also when the name differs from another topic's only in '.' and '_', which Kafka's
+        Raises InvalidNameError, also if the name differs from another topic's only in '.' and '_', which Kafka's
         metrics cannot tell apart; InvalidConfigError; TopicExistsError.
         """
         self.create_topics({name: (partitions, config)})
@@ -396,9 +395,9 @@ class LogDir:
     def create_topics(
         self, wanted: Mapping[str, tuple[int, Mapping[str, object] | None]], *, check_only: bool = False
     ) -> None:
-        """Makes several topics, name -> (partitions, config), all of them or none; see create_topic().
+        """Creates several topics, name -> (partitions, config), all of them or none; see create_topic().
 
-        check_only: only raise what making them would, here and below.
+        check_only: here and in the methods below, only raise the errors, and change nothing.
         """
         with self._lock:
             self._check_writable()
@@ -409,11 +408,11 @@ class LogDir:
                 self._registry.create(wanted, check_only=check_only)
 
     def fork(self, topic: str, at_offset: int | Mapping[int, int] | None, new_topic: str) -> None:
-        """Makes a topic that has another's records below an offset, with the same offsets, partitions and settings.
+        """Creates a topic with another topic's records below an offset, with its offsets, partitions and settings.
 
         at_offset: for each partition or for all of them; None for its high watermark. Sealed segments are hard links
-        and take no room until one of the two topics deletes them. Later appends to one topic do not change the other.
-        The new topic exists whole or not at all. Errors as create_topic(), and OffsetOutOfRangeError outside
+        and take no space until one of the two topics deletes them. Later appends to one topic do not change the other.
+        The new topic exists whole or not at all. Raises what create_topic() raises, and OffsetOutOfRangeError outside
         [log start, high watermark] of a partition.
         """
         with self._lock:
@@ -447,14 +446,14 @@ class LogDir:
             take_snapshot(self._fs, self, self._incidents, target)
 
     def add_partitions(self, name: str, count: int, *, check_only: bool = False) -> None:
-        """Raises a topic's number of partitions to count. Raises InvalidConfigError if it has as many already."""
+        """Increases a topic's number of partitions to count. Raises InvalidConfigError unless count is larger."""
         with self._lock:
             self._check_writable()
             with self._sharing.changing():
                 self._registry.grow(name, count, check_only=check_only)
 
     def alter_topic(self, name: str, changes: Mapping[str, object | None], *, check_only: bool = False) -> None:
-        """Sets settings of a topic by Kafka's names; None takes one back to the default. All of them or none."""
+        """Changes settings of a topic by Kafka's names, all or none; None restores the default of a setting."""
         with self._lock:
             self._check_writable()
             with self._sharing.changing():
@@ -464,21 +463,21 @@ class LogDir:
             settings = self.settings(name)
             for (of, number), log in self._logs.known.items():
                 if of == name and not log.is_closed:
-                    # A poisoned one has them when it is opened again.
+                    # A poisoned log gets the settings when it is opened again.
                     with self._incidents.going_on("settings", partition_name(of, number)):
                         log.reconfigure(settings)
 
     def delete_topic(self, name: str) -> None:
         """Removes a topic with all its records.
 
-        A reader in the middle of it gets to the end of its segment and then OffsetOutOfRangeError.
+        A running reader reaches the end of its segment and then raises OffsetOutOfRangeError.
         """
         with self._lock, contextlib.ExitStack() as claims:
             self._check_writable()
             with self._sharing.changing():
                 topic = self._topic(name)
-                # A partition that was opened in this process by logcore.open() is not deleted under its user:
-                # claiming it fails then.
+                # If this process opened a partition with logcore.open(), claiming it fails, so it is not deleted under
+                # its user.
                 for number in topic.numbers:
                     if self.opened(name, number) is None:
                         member = partition_name(name, number)
@@ -491,8 +490,8 @@ class LogDir:
             claims.close()
             with self._sharing.changing():
                 self._registry.finish_deleting()
-        # Groups forget their offsets: a new topic of that name begins without them. Not under the lock of the
-        # directory, which groups take while they hold theirs.
+        # Groups forget their offsets, so a new topic of that name begins without them. Do not hold the lock of the
+        # directory here, because groups take it while they hold theirs.
         if self._coordinators.has_groups or (OFFSETS_TOPIC in self and not self.has_coordinator):
             with self._incidents.going_on("deletion", OFFSETS_TOPIC):
                 self._coordinators.groups(self).forget_topics({name})
@@ -501,10 +500,10 @@ class LogDir:
                 self._coordinators.forget_registered(self, {name})
 
     def delete_group(self, group_id: str) -> None:
-        """Deletes a consumer group with all that it has committed.
+        """Deletes a consumer group with its committed offsets.
 
-        Raises ConsumerStateError if there is none of that name, while it has members, and where the record of it
-        could not be stored; otherwise as consumer() with a group.
+        Raises ConsumerStateError if it does not exist, if it has members, or if the deletion cannot be stored;
+        otherwise what consumer() with a group raises.
         """
         from logcore.consumer.offsetstores import delete
 
@@ -516,12 +515,12 @@ class LogDir:
     def alter_group_offsets(
         self, group_id: str, offsets: Mapping[tuple[str, int], int | OffsetAndMetadata], *, force: bool = False
     ) -> None:
-        """Sets what a group has committed, also backwards; (topic, partition) -> offset. On disk when it returns.
+        """Sets committed offsets of a group, also backwards; (topic, partition) -> offset. On disk when it returns.
 
-        It is set in the registry too, if the group has offsets there. force: also while the group has members. They
-        lose their partitions, join again and begin at these offsets; what they have in hand comes again. Raises
-        ConsumerStateError while it has members, and where the offsets could not be stored; InvalidConfigError;
-        otherwise as consumer() with a group.
+        The registry is changed too, if the group has offsets there. force: even while the group has members. They lose
+        their partitions, rejoin and begin at these offsets, so unfinished records are returned again. Raises
+        ConsumerStateError without force while the group has members, and if the offsets cannot be stored;
+        InvalidConfigError; otherwise what consumer() with a group raises.
         """
         from logcore.consumer.offsetstores import alter, committed_rows
 
@@ -535,8 +534,8 @@ class LogDir:
             ) from groups.failure
 
     def transactions(self) -> dict[str, StoredTransaction]:
-        """How each transactional id stands, by the records in `__transaction_state`. Raises what reading these raises,
-        and CorruptLogError for a record of a form that is not known.
+        """The state of each transactional id, from the records in `__transaction_state`. Raises what reading them
+        raises, and CorruptLogError for a record of unknown form.
         """
         if TRANSACTIONS_TOPIC not in self._registry.known:
             return {}
@@ -546,23 +545,23 @@ class LogDir:
         return stored_transactions(logs)
 
     def end_transaction(self, transactional_id: str, *, commit: bool) -> None:
-        """Commits or aborts the open transaction of an id, for a producer that will not; it finds itself fenced.
+        """Commits or aborts the open transaction of an id, if its producer will not; fences that producer.
 
-        Raises InvalidTransactionStateError where none is open, and what TransactionalProducer.commit_transaction()
+        Raises InvalidTransactionStateError if none is open, and what TransactionalProducer.commit_transaction()
         raises.
         """
         self._check_writable()
         self._coordinators.transactions(self).end(transactional_id, commit=commit)
 
     def next_producer_id(self) -> int:
-        """A producer id that this directory has never given out: blocks of a thousand are noted on disk before use."""
+        """A producer id that this directory never gave out: each block of 1,000 ids is noted on disk before its use."""
         with self._lock, self._check_writable().changing():
             return self._producer_ids.next()
 
     # -- partitions ----------------------------------------------------------------------------------------------
 
     def partition(self, topic: str, number: int) -> Log:
-        """The log of a partition, opened when it is first asked for; the directory closes it.
+        """The log of a partition, opened at the first call; the directory closes it.
 
         Raises TopicNotFoundError, also for a partition that the topic does not have, and what logcore.open() raises.
         """
@@ -588,7 +587,7 @@ class LogDir:
     # -- records -------------------------------------------------------------------------------------------------
 
     def open_again(self, topic: str, number: int) -> Log:
-        """partition() for a log that a failed write or sync has poisoned: closes and recovers it.
+        """Like partition(), for a log that a failed write or sync has poisoned: closes it, then opens and recovers it.
 
         Raises what partition() raises. A record that was not acknowledged may be missing afterwards.
         """
@@ -614,9 +613,9 @@ class LogDir:
     ) -> Receipt:
         """Appends one record to a partition of a topic, which the receipt names.
 
-        partition: by default that of the key, as Kafka's Java client chooses it (murmur2); records without a key stay
-        with one partition for 16 KiB and then go on to the next. All else, and errors, as for Log.append(); errors of
-        partition() too, and InvalidConfigError where partitions are missing, so that a key has none.
+        partition: by default that of the key, as Kafka's Java client chooses it (murmur2). Records without a key go to
+        one partition for 16 KiB, then to the next. For the other arguments see Log.append(). Raises what Log.append()
+        and partition() raise, and InvalidConfigError if partitions are missing, so that the key has none.
         """
         if partition is None:
             partition = self.choose_partition(topic, key, value)
@@ -626,7 +625,7 @@ class LogDir:
         return log.append(value, key=key, headers=headers, timestamp_ms=timestamp_ms, durability=durability)
 
     def choose_partition(self, topic: str, key: Piece | None, value: Piece | None) -> int:
-        """Where append() puts a record for which no partition is named. Raises what that raises."""
+        """The partition that append() chooses for a record. Raises what append() raises."""
         known = self._registry.known.get(topic) or self._topic(topic)
         partitioner = self._partitioners.get(topic)
         if partitioner is None or partitioner.numbers is not known.numbers:
@@ -667,20 +666,20 @@ class LogDir:
         partitions: Iterable[int] | None = None,
         timeout: float | None = None,
     ) -> Iterator[TopicRecord]:
-        """The records of a topic as they come; see Topic.tail()."""
+        """The records of a topic as they arrive; see Topic.tail()."""
         return self.topic(topic).tail(start, partitions=partitions, timeout=timeout)
 
     def table(self, topic: str, *, isolation: Isolation = "read_uncommitted") -> TopicTable:
-        """The latest value of each key in all partitions, a read-only mapping that follows them. Errors as
-        partition().
+        """The latest value of each key in all partitions, a read-only mapping that follows them. Raises what
+        partition() raises.
         """
         numbers = self._topic(topic).numbers
         return TopicTable([self.partition(topic, number).table(isolation=isolation) for number in numbers])
 
     def committed_offsets(self, topic: str, number: int) -> dict[str, int]:
-        """Consumer group -> the offset it committed last for a partition, by `__consumer_offsets` in this directory.
+        """Consumer group -> its last committed offset for a partition, from `__consumer_offsets` in this directory.
 
-        Reads that topic whole: work for a retention policy that holds for groups, not for a hot path. Raises what
+        Reads that topic whole, so it suits a retention policy that waits for groups, not a hot path. Raises what
         reading raises.
         """
         if OFFSETS_TOPIC not in self._registry.known:
@@ -694,8 +693,8 @@ class LogDir:
         """A consumer of topics of this directory, alone or as a member of a group; see docs/consumer.md.
 
         config: settings by Kafka's dotted names, as for producer(). settings: see ConsumerOptions. Raises
-        InvalidConfigError; for a group, ReadOnlyLogError in a directory opened with read_only=True, ConsumerStateError
-        in one that a broker of this process serves, and what reading `__consumer_offsets` raises.
+        InvalidConfigError. With a group, raises ReadOnlyLogError in a directory opened with read_only=True,
+        ConsumerStateError if a broker of this process serves it, and what reading `__consumer_offsets` raises.
         """
         from logcore.consumer.consumer import Consumer
         from logcore.consumer.values import consumer_settings
@@ -743,8 +742,8 @@ class LogDir:
     def producer(self, *, config: Mapping[str, object] | None = None, **settings: Any) -> Producer:
         """A producer of records for topics of this directory; see docs/producer.md and ProducerOptions.
 
-        config: settings by Kafka's dotted names, such as {"linger.ms": 5}; what needs a network is passed over there.
-        settings: the same with underscores; they win. transactional_id: makes it a TransactionalProducer; see there.
+        config: settings by Kafka's dotted names, such as {"linger.ms": 5}; settings for the network are ignored there.
+        settings: the same with underscores; they override config. transactional_id: makes a TransactionalProducer.
         Raises InvalidConfigError, which names the nearest setting for an unknown one, and ReadOnlyLogError in a
         directory opened with read_only=True.
         """
@@ -759,12 +758,12 @@ class LogDir:
         return TransactionalProducer(self._fs, self, chosen, self._coordinators)
 
     def close_logs(self, topics: Collection[str]) -> None:
-        """Closes and forgets the logs of topics that are being deleted. What fails of it is an incident."""
-        with self._check_writable().gathering():  # and not writing: nothing is to be noted of what is deleted
+        """Closes and forgets the logs of topics that are being deleted. A failure is an incident."""
+        with self._check_writable().gathering():  # gathers recovery points without writing them: the logs are deleted
             self._logs.close_topics(topics)
 
     def known_logs(self) -> Mapping[Key, Log]:
-        """The logs that were opened; a user may have closed some of them since."""
+        """The opened logs; a user may have closed some of them."""
         return self._logs.known
 
     def opened(self, topic: str, number: int) -> Log | None:
@@ -772,7 +771,7 @@ class LogDir:
         return self._logs.opened((topic, number))
 
     def leader_epoch(self, topic: str, number: int) -> int:
-        """The epoch that records appended to a partition are stamped with; if it is not open, what its file says."""
+        """The leader epoch of records appended to a partition; read from its file if the partition is not open."""
         return self._logs.leader_epoch((topic, number))
 
     def knows_leader_epoch(self, topic: str, number: int) -> bool:
@@ -780,7 +779,7 @@ class LogDir:
         return self._logs.knows_leader_epoch((topic, number))
 
     def size_bytes(self, topic: str, number: int) -> int:
-        """Of all .log files of a partition, without opening it. Raises TopicNotFoundError."""
+        """The size of all .log files of a partition, without opening it. Raises TopicNotFoundError."""
         if number not in self._topic(topic).numbers:
             raise TopicNotFoundError(f"topic {topic!r} has no such partition", path=self.path, found=number)
         path = self._registry.partition_path(topic, number)
@@ -791,7 +790,7 @@ class LogDir:
         return total
 
     def space(self) -> tuple[int, int]:
-        """Bytes of the file system that the directory is on: all of them, and those that are free."""
+        """(total, free) bytes of the file system with the directory."""
         return self._fs.total_bytes(self.path), self._fs.free_bytes(self.path)
 
     @property
@@ -806,18 +805,19 @@ class LogDir:
     def incidents(self) -> tuple[Incident, ...]:
         """Errors since the directory was opened in work that no caller waits for, such as tick(); newest last.
 
-        Damage met by compaction or retention, files that could not be removed, staged writes that could not be carried
-        out. They are also reported to the loggers `logcore.<work>`. At most a hundred kinds are kept.
+        Examples: damage found by compaction or retention, files that could not be removed, staged writes that could not
+        be carried out. They are also reported to the loggers `logcore.<work>`. At most a hundred kinds are kept.
         """
         return self._incidents.all()
 
     # -- work in time --------------------------------------------------------------------------------------------
 
     def tick(self, now_ms: Time | None = None) -> None:
-        """Does what is due, a bounded piece of it: syncs and rolls by time, checkpoints, writes that Spark published.
+        """Does a bounded amount of due work: syncs and rolls by time, retention, compaction, checkpoints, writes that
+        Spark published. Call it from a timer, a few times a second.
 
-        now_ms: the wall clock, taken from the system when None. Call it from a timer, a few times a second. A log that
-        an earlier error has poisoned is passed over; its next append raises the error.
+        now_ms: the wall clock, taken from the system when None. A log that an earlier error has poisoned is skipped;
+        its next append raises the error.
         """
         claim = self._check_writable()
         self.refresh()
@@ -854,13 +854,13 @@ class LogDir:
     def scrub(self) -> list[ScrubReport]:
         """Checks every byte of all partitions, and returns a report for each. See Log.scrub().
 
-        A partition that cannot be opened because it is damaged has a report too.
+        A partition that is too damaged to open has a report too.
         """
         return finish(self.scrubbing())
 
     def scrubbing(self) -> Generator[Progress, None, list[ScrubReport]]:
-        """As scrub(), in steps of some milliseconds, for a host that decides how fast: a generator of Progress, of one
-        partition after the other, that returns the reports.
+        """Like scrub(), in steps of some milliseconds, so that a host controls the speed: a generator that yields
+        Progress, partition by partition, and returns the reports.
         """
         reports = []
         for name in self.topics():
