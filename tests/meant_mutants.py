@@ -1059,7 +1059,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "auto_commit_takes_a_commit_back", "logcore/consumer/consumer.py",
-        "        self._fetcher.finish()  # the caller says so; or auto-commit would take it back\n",
+        "        self._fetcher.finish()  # otherwise auto-commit would later commit a smaller offset\n",
         "",
         "consumer/test_consumer_groups.py::test_random_lives",
     ),
@@ -1635,7 +1635,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "consumer_begins_before_an_open_commit", "logcore/consumer/consumer.py",
-        "            if one in undecided:  # what it would commit is processed already, if it commits\n"
+        "            if one in undecided:  # if it commits, records up to its offset are processed\n"
         "                continue\n",
         "",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",

@@ -1,12 +1,13 @@
-"""A consumer: reads the partitions of topics, alone or as a member of a group, and keeps how far it came.
+"""A consumer: reads the partitions of topics, alone or as a member of a group, and remembers its positions.
 
 Rules (clients reference 5):
-- Two numbers for each partition: position, behind the last record handed out, and finished, behind the last record
-  whose processing is over. A list of poll() is finished when poll() is called again; a record of the iteration, when
-  the loop asks for the next. A with block that ends without an exception finishes all.
-- commit() stores positions, because the caller says so. Auto-commit stores only what is finished.
-- A commit is on disk when it returns. One of a consumer that lost its partitions is refused and changes nothing.
-- A consumer starts no thread. It keeps its place in the group by calling poll(), at least every max_poll_interval_ms.
+- Each partition has two offsets: position follows the last record that was returned, finished follows the last record
+  that was processed. The records of one poll() are finished at the next poll(); a record of the iteration is finished
+  when the loop asks for the next. A with block that ends without an exception finishes all records.
+- commit() stores positions, because its caller says that all is processed. Auto-commit stores finished offsets only.
+- A commit is on disk when commit() returns. If the consumer lost its partitions, the commit is refused and has no
+  effect.
+- A consumer starts no thread. To stay in its group, it calls poll() at least every max_poll_interval_ms.
 
 Not here: which partitions are read (assignment.py), which records come next (fetcher.py), how a group divides
 partitions (member.py, assignors.py), and where offsets are stored (groups.py).
@@ -66,18 +67,18 @@ from logcore.registry.paths import Pattern
 if TYPE_CHECKING:
     import pyarrow
 
-#: By partition, the next offset to process.
+#: Partition -> the next offset to process.
 Offsets = Mapping[tuple[str, int], int | OffsetAndMetadata]
-#: How long a consumer waits without looking, in case no event wakes it.
+#: The longest wait between two looks, in case no event wakes the consumer.
 _LOOK_SECONDS: Final = 1.0
-#: The same where other processes write too, whose deaths nothing tells of.
+#: The same in a shared directory, because no event announces the death of another process.
 _LOOK_SHARED_SECONDS: Final = 0.05
-_ELSEWHERE_LOOKS: Final = 100  # of a commit elsewhere, for a generation that begins
+_ELSEWHERE_LOOKS: Final = 100  # attempts of commit_elsewhere() while a generation begins
 _ELSEWHERE_SECONDS: Final = 0.1
 
 
 class Consumer:
-    """Made by LogDir.consumer(). A with block closes it; used by one thread at a time, but for wakeup()."""
+    """Made by LogDir.consumer(). A with block closes it. One thread at a time may use it; any may call wakeup()."""
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class Consumer:
         settings: ConsumerSettings,
         registry: Registry | None = None,
     ) -> None:
-        """Not for users. registry: where offsets are committed too, or in place of the log."""
+        """Not for users. registry: where offsets are committed in addition to the log, or instead of it."""
         self._fs = fs
         self._directory = directory
         self._is_read_only = directory.is_read_only
@@ -95,7 +96,7 @@ class Consumer:
         self._groups = groups
         self._settings = settings
         self._place = Place(str(settings.group_id), settings.group_instance_id)
-        # Those who call it live longer than a consumer that was forgotten.
+        # Weak, because logs and groups hold this callback longer than the user holds the consumer.
         myself = weakref.WeakMethod(self._wake)
         self._listening = functools.partial(_call, myself)
         readings = Readings(directory, self._listening, is_read_only=self._is_read_only)
@@ -141,21 +142,21 @@ class Consumer:
         return f"<Consumer of group {self._settings.group_id}, {state}>"
 
     def close(self, timeout: float | None = None) -> None:
-        """Says that all that was handed out is finished, commits it if auto-commit is on, and leaves the group.
+        """Finishes all returned records, commits them if auto-commit is on, and leaves the group.
 
-        timeout: as for commit().
+        timeout: see commit().
         """
         self._close(is_done=True, timeout=timeout)
 
     def leave_unfinished(self) -> None:
-        """As close(), but what was handed out last is not finished: whoever has it may still be at work."""
+        """Like close(), but the records returned last are not finished: their receiver may still process them."""
         self._close(is_done=False)
 
     def _close(self, *, is_done: bool, timeout: float | None = None) -> None:
         with self._alone(is_whole=True):
             if self._is_closed:
                 return
-            if self._fs.forks != self._forks:  # the parent is the member, and commits
+            if self._fs.forks != self._forks:  # in a forked child: the parent is the member, and commits
                 self._is_closed = True
                 return
             if is_done:
@@ -170,7 +171,7 @@ class Consumer:
 
     @contextlib.contextmanager
     def _alone(self, *, is_whole: bool = False) -> Generator[None, None, None]:
-        """While one method runs. is_whole: it may not be called by a listener, in the middle of another."""
+        """Keeps other threads out while a method runs. is_whole: a listener may not call it during another method."""
         if not self._using.acquire(blocking=False):
             raise ConsumerBusyError("a consumer is used by one thread at a time, and another uses this one")
         try:
@@ -187,7 +188,7 @@ class Consumer:
     def _check_open(self) -> None:
         if self._is_closed:
             raise ConsumerStateError("the consumer is closed")
-        if self._fs.forks != self._forks:  # locks of the groups may be held by threads that this process does not have
+        if self._fs.forks != self._forks:  # threads of the parent may hold locks of the groups, for ever
             raise ForkedWriterError("the consumer was opened by a parent process; make another in the child")
 
     # -- what is read --------------------------------------------------------------------------------------------
@@ -201,9 +202,9 @@ class Consumer:
     ) -> None:
         """Reads these topics, divided among the members of the group; without a group, all their partitions.
 
-        pattern: instead, all topics whose whole name matches, as Kafka's Java client has it; those of Kafka's own are
-        left out unless exclude_internal_topics=False. Replaces what was subscribed before. Topics that do not exist yet
-        are read once they are created.
+        pattern: subscribes to all topics whose whole name matches, as in Kafka's Java client, without Kafka's internal
+        topics unless exclude_internal_topics=False. The call replaces the previous subscription. Topics that do not
+        exist yet are read once they are created.
         """
         if isinstance(topics, str):
             raise InvalidConfigError("topics is a list of names", expected=f"[{topics!r}]", found=repr(topics))
@@ -218,8 +219,8 @@ class Consumer:
     def register_with(
         self, of: Registration | None, number: int, subscription: Mapping[str, int], pattern: Pattern
     ) -> Registration | None:
-        """For the streams of a connector, before they subscribe: they are one consumer in the registry. Takes the
-        registration of the first, and returns it; None where there is no registry.
+        """For the streams of a connector, before they subscribe: all of them are one consumer in the registry. Give the
+        first stream's registration to the others. Returns the registration; None without a registry.
         """
         return self._assignment.register_with(of, number, subscription, pattern)
 
@@ -230,14 +231,14 @@ class Consumer:
             self._assignment.unsubscribe()
 
     def assign(self, partitions: Iterable[tuple[str, int]]) -> None:
-        """Reads these partitions, whatever a group does. Raises TopicNotFoundError."""
+        """Reads these partitions, independent of any group. Raises TopicNotFoundError."""
         wanted = frozenset(TopicPartition(*one) for one in partitions)
         with self._alone(is_whole=True):
             self._check_open()
             self._assignment.assign(wanted)
 
     def subscription(self) -> frozenset[str]:
-        """The topics that are subscribed to; with a pattern, those that match now."""
+        """The subscribed topics; with a pattern, the topics that match now."""
         return self._assignment.subscription()
 
     def assignment(self) -> frozenset[TopicPartition]:
@@ -245,7 +246,7 @@ class Consumer:
         return frozenset(self._readings)
 
     def pause(self, *partitions: tuple[str, int]) -> None:
-        """poll() passes them over until resume()."""
+        """Makes poll() skip these partitions until resume()."""
         for one in partitions:
             reading = self._reading(one)
             reading.is_paused = True
@@ -256,7 +257,7 @@ class Consumer:
             self._reading(one).is_paused = False
 
     def paused(self) -> frozenset[TopicPartition]:
-        readings = list(self._readings.items())  # a step in another thread may give some up; see logcore.aio
+        readings = list(self._readings.items())  # a copy: another thread may remove some meanwhile; see logcore.aio
         return frozenset(one for one, reading in readings if reading.is_paused)
 
     def _reading(self, partition: tuple[str, int]) -> Reading:
@@ -273,7 +274,7 @@ class Consumer:
     # -- positions -----------------------------------------------------------------------------------------------
 
     def position(self, partition: tuple[str, int]) -> int:
-        """The next offset that poll() hands out. Raises NoOffsetError."""
+        """The offset of the next record that poll() returns. Raises NoOffsetError."""
         with self._alone():
             self._settle([TopicPartition(*partition)])
             found = self._reading(partition).position
@@ -285,7 +286,7 @@ class Consumer:
             return found
 
     def seek(self, partition: tuple[str, int], offset: int) -> None:
-        """Goes on from an offset. It is looked for when poll() comes to it."""
+        """Continues from an offset. The next poll() checks whether the log has it."""
         with self._alone():
             self._sought(partition, offset).place(offset)
 
@@ -295,7 +296,7 @@ class Consumer:
         return self._reading(partition)
 
     def seek_to_beginning(self, *partitions: tuple[str, int]) -> None:
-        """Of all partitions that are read, when none is named."""
+        """Without arguments, for all partitions that are read."""
         with self._alone():
             for one in partitions or tuple(self._readings):
                 reading = self._reading(one)
@@ -308,7 +309,7 @@ class Consumer:
                 reading.place(self._fetcher.end(reading.log))
 
     def lag(self, partition: tuple[str, int] | None = None) -> int:
-        """How many offsets lie between the position and the end, of one partition or of all."""
+        """The number of offsets between the position and the end, of one partition or of all."""
         with self._alone():
             wanted = list(self._readings) if partition is None else [TopicPartition(*partition)]
             self._settle(wanted)
@@ -322,11 +323,11 @@ class Consumer:
         return {TopicPartition(*one): self._fetcher.start(self._log(TopicPartition(*one))) for one in partitions}
 
     def end_offsets(self, partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, int]:
-        """Up to where this consumer may read, by its isolation level."""
+        """The offsets up to which this consumer may read, by its isolation level."""
         return {TopicPartition(*one): self._fetcher.end(self._log(TopicPartition(*one))) for one in partitions}
 
     def offsets_for_times(self, times_ms: Mapping[tuple[str, int], int]) -> dict[TopicPartition, int | None]:
-        """The first offset of a record that is not older; None where all are older."""
+        """The offset of the first record at or after the time; None if all records are older."""
         return {
             TopicPartition(*one): self._log(TopicPartition(*one)).offset_for_timestamp(time_ms)
             for one, time_ms in times_ms.items()
@@ -343,7 +344,7 @@ class Consumer:
         return self._directory.partitions(topic)
 
     def metrics(self) -> ConsumerMetrics:
-        """Counters since it was made."""
+        """Counters since the consumer was created."""
         return ConsumerMetrics(
             looks=self._looks,
             records=self._fetcher.records,
@@ -362,24 +363,24 @@ class Consumer:
     # -- commits -------------------------------------------------------------------------------------------------
 
     def commit(self, offsets: Offsets | None = None, timeout: float | None = None) -> None:
-        """Stores how far the group came: the positions of all partitions, or these offsets. On disk when it returns,
-        with those of commit_async() before it.
+        """Commits the positions of all partitions, or the given offsets. When it returns, they are on disk, and so are
+        those of earlier commit_async() calls.
 
-        timeout: seconds for which it is tried again while another process holds the group; the disk is waited for as
-        long as it takes. Raises CommitFailedError when the partitions were lost meanwhile, or are none of the
-        subscription; RebalanceInProgressError while the group divides them, ConsumerStateError without a group,
-        FencedInstanceError, RegistryLockedError.
+        timeout: seconds for which to retry while another process holds the group; waiting for the disk has no limit.
+        Raises CommitFailedError if the partitions were lost meanwhile, or their topics are not subscribed;
+        RebalanceInProgressError while the group divides them, ConsumerStateError without a group, FencedInstanceError,
+        RegistryLockedError.
         """
         with self._alone():
             self._check_open()
             self._commits.commit(self._chosen(offsets), timeout)
 
     def commit_async(self, offsets: Offsets | None = None, callback: OnCommit | None = None) -> None:
-        """As commit(), without waiting: the positions of this moment, or these offsets, are stored by the next poll(),
-        commit() or close(), all that wait with one sync, or when a thousand wait.
+        """Like commit(), without waiting. The present positions, or the given offsets, are stored by the next poll(),
+        commit() or close(), or once a thousand commits wait. All waiting commits share one sync.
 
-        callback(error, offsets): called then, inside that call, with None or with what commit() would have raised.
-        Without one a failure is said to the logger. Raises ConsumerStateError and InvalidConfigError.
+        callback(error, offsets): called when they are stored, inside that call. error: None, or what commit() would
+        raise. Without a callback, a failure is logged. Raises ConsumerStateError and InvalidConfigError.
         """
         with self._alone():
             self._check_open()
@@ -387,7 +388,7 @@ class Consumer:
                 self._commits.settle()
 
     def _chosen(self, offsets: Offsets | None) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What is to be committed. Raises CommitFailedError for topics that this consumer does not subscribe to."""
+        """The offsets to commit. Raises CommitFailedError for topics that this consumer does not subscribe to."""
         if offsets is None:
             return self._take_positions()
         chosen = {TopicPartition(*one): checked_offset(given) for one, given in offsets.items()}
@@ -402,12 +403,12 @@ class Consumer:
         return chosen
 
     def commit_elsewhere(self) -> None:
-        """As commit(), in another thread than the one that reads: what that was handed out until now."""
+        """Like commit(), from another thread: commits everything that the reading thread has been given so far."""
         self._check_open()
         chosen = self._take_positions()
         before = {one: (reading, reading.stored) for one, reading in list(self._readings.items())}
         for _ in range(_ELSEWHERE_LOOKS):
-            # Not what was given up or committed since: a later commit, also of another member, must not move back.
+            # Skip partitions that were given up or committed since: a commit must not undo a later one, of any member.
             now = {one: (reading, reading.stored) for one, reading in list(self._readings.items())}
             kept = {one: each for one, each in chosen.items() if one in before and now.get(one) == before[one]}
             if self._commits.commit_elsewhere(kept):
@@ -418,12 +419,12 @@ class Consumer:
 
     def _take_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """What commit() stores by default."""
-        self._fetcher.finish()  # the caller says so; or auto-commit would take it back
+        self._fetcher.finish()  # otherwise auto-commit would later commit a smaller offset
         positions = {one: reading.position for one, reading in list(self._readings.items())}
         return {one: OffsetAndMetadata(offset) for one, offset in positions.items() if offset is not None}
 
     def committed(self, partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """What the group has committed, by whomever; None where nothing was."""
+        """The committed offsets of the group, whichever member committed them; None where there is none."""
         stored = self._commits.committed()
         found: dict[TopicPartition, OffsetAndMetadata | None] = {}
         for one in partitions:
@@ -436,7 +437,7 @@ class Consumer:
     def group_metadata(self) -> GroupMetadata:
         """Which member of its group this consumer is now, for TransactionalProducer.send_offsets_to_transaction().
 
-        Of a consumer that does not subscribe: no member. Raises ConsumerStateError without a group.
+        A consumer that does not subscribe is no member. Raises ConsumerStateError without a group.
         """
         with self._alone():
             self._check_open()
@@ -449,10 +450,11 @@ class Consumer:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def poll(self, timeout_ms: int = 0, max_records: int | None = None) -> ConsumerRecords:
-        """The next records of the share, at most max_records (max_poll_records); waits for the first of them.
+        """The next records of the assigned partitions, at most max_records (max_poll_records). If there is none, waits
+        up to timeout_ms for the first.
 
-        The list of the call before is finished with this call. Also keeps the place in the group, and calls the
-        listener. Raises NoOffsetError, OffsetOutOfRangeError and LogTruncatedError under auto_offset_reset="none",
+        The call finishes the records of the previous poll(), keeps the consumer in its group, and calls the listener.
+        Raises NoOffsetError, OffsetOutOfRangeError and LogTruncatedError under auto_offset_reset="none",
         FencedInstanceError, WakeupError after wakeup(), and what reading and the listener raise.
         """
         most = self._checked_most(timeout_ms, max_records)
@@ -477,8 +479,8 @@ class Consumer:
     def poll_columns(
         self, timeout_ms: int = 0, max_bytes: int = MAX_COLUMN_BYTES
     ) -> dict[TopicPartition, list[RecordColumns]]:
-        """The same as columns, for work on many records at once: the records of one partition after the other, until
-        max_bytes of keys and values were found, and at least one piece of a scan.
+        """Like poll(), but returns columns, for work on many records at once. Reads one partition after the other until
+        max_bytes of keys and values are found, and at least one piece of a scan.
 
         Deserializers and interceptors are not called. Raises what poll() raises.
         """
@@ -492,7 +494,8 @@ class Consumer:
             return found
 
     def poll_arrow(self, timeout_ms: int = 0, max_bytes: int = MAX_COLUMN_BYTES) -> pyarrow.Table:
-        """The same as one Arrow table: topic and partition as dictionaries, offset, timestamp, key, value, headers.
+        """Like poll_columns(), but returns one Arrow table. Its columns are topic and partition, dictionary-encoded,
+        offset, timestamp, key, value and headers.
 
         Raises what poll() raises, and MissingDependencyError without pyarrow, before anything is read.
         """
@@ -502,8 +505,8 @@ class Consumer:
         return table_of(self.poll_columns(timeout_ms, max_bytes))
 
     def __iter__(self) -> Iterator[TopicRecord]:
-        """Records as they come. wakeup() from another thread ends it, and consumer_timeout_ms without a record. A
-        record is finished when the loop asks for the next.
+        """Yields records as they arrive, until another thread calls wakeup(), or for consumer_timeout_ms no record
+        arrives. A record is finished when the loop asks for the next.
         """
         while True:
             with self._alone(is_whole=True):
@@ -519,7 +522,7 @@ class Consumer:
                 yield from self._one_by_one(chosen)
 
     def _one_by_one(self, reading: Reading) -> Iterator[TopicRecord]:
-        """The records of one partition, as interceptors leave them."""
+        """The records of one partition, after the interceptors."""
         records = self._fetcher.one_by_one(reading)
         interceptors = self._settings.interceptors
         if not interceptors:
@@ -530,15 +533,15 @@ class Consumer:
         )
 
     def _iteration_ends_ms(self) -> int | None:
-        """When an iteration that finds no record is over."""
+        """The time at which an iteration without a record ends; None for never."""
         waits_ms = self._settings.consumer_timeout_ms
         if waits_ms is None:
             return None
         return self._fs.monotonic_ms() + waits_ms
 
     def wakeup(self) -> None:
-        """May be called in any thread: the poll() that waits, or the next one, raises WakeupError, once. An iteration
-        ends instead.
+        """Makes the waiting poll(), or the next one, raise WakeupError once; an iteration ends instead. Any thread may
+        call it.
         """
         with self._moved:
             self._is_woken = True
@@ -550,8 +553,8 @@ class Consumer:
             self._moved.notify_all()
 
     def _prepare(self, deadline_ms: int | None) -> bool:
-        """Everything that comes before a reading; waits for news where there is nothing to read. False when the time
-        is over. Raises WakeupError.
+        """Does the work before a read, and waits until there are records to read. False once the deadline has passed.
+        Raises WakeupError.
         """
         while True:
             self.look_after()
@@ -566,8 +569,8 @@ class Consumer:
             self._wait(min(left, _LOOK_SECONDS))
 
     def look_after(self) -> None:
-        """Everything that comes before a reading, and may wait for the disk: the group, commits that are due, where
-        reading begins.
+        """Does the work before a read that may wait for the disk: the group, due commits, and positions of partitions
+        that have none.
         """
         self._check_open()
         if not self._assignment.is_subscribed and not self._readings:
@@ -582,12 +585,12 @@ class Consumer:
 
     @property
     def has_moved(self) -> bool:
-        """Whether anything was heard since the last look_after() began."""
+        """Whether any news arrived since the last look_after() began."""
         with self._moved:
             return self._has_moved
 
     def has_records(self) -> bool:
-        """Whether there is anything to read behind the positions."""
+        """Whether there are records to read at the positions."""
         return self._fetcher.has_records()
 
     def _take_wakeup(self) -> bool:
@@ -608,14 +611,14 @@ class Consumer:
             self._moved.wait_for(lambda: self._has_moved or self._is_woken, seconds)
 
     def watched_paths(self) -> list[str]:
-        """Directories in which other processes may bring news; none where all news come from this process."""
+        """Directories in which other processes may cause news; empty if all news come from this process."""
         if not self._is_read_only and not self._is_shared:
             return []
         paths = [reading.log.path for reading in self._readings.values()] or [self._directory.path]
         return paths + self._assignment.watched_paths()
 
     def look_again_seconds(self, seconds: float = _LOOK_SECONDS) -> float:
-        """How long to wait for news before look_after() has something to do without."""
+        """How long to wait for news before look_after() has work to do anyway."""
         if self._is_shared:
             return min(seconds, _LOOK_SHARED_SECONDS)
         if self._groups is not None and not self._is_read_only:
@@ -627,7 +630,7 @@ class Consumer:
     # -- where reading begins ------------------------------------------------------------------------------------
 
     def _settle(self, wanted: Sequence[TopicPartition]) -> None:
-        """Gives a position to those that have none: what the group committed, or what auto_offset_reset says."""
+        """Gives a position to partitions without one: the committed offset, or the one by auto_offset_reset."""
         unsettled = [one for one in wanted if one in self._readings and self._readings[one].position is None]
         if not unsettled:
             return
@@ -635,12 +638,12 @@ class Consumer:
         undecided: set[tuple[str, int]] = set()
         if self._groups is not None:
             group_id = str(self._settings.group_id)
-            # Asked first: a transaction that ends between the two is then either open here, or counts there.
+            # In this order: a transaction that ends between the two calls is open in the first or counts in the second.
             if self._settings.isolation_level == "read_committed":
                 undecided = self._groups.unstable(group_id)
             stored = self._commits.committed()
         for one in unsettled:
-            if one in undecided:  # what it would commit is processed already, if it commits
+            if one in undecided:  # if it commits, records up to its offset are processed
                 continue
             reading = self._readings[one]
             committed = stored.get(one)
@@ -649,7 +652,7 @@ class Consumer:
                 continue
             reading.place(committed.offset)
             reading.stored = committed.offset
-            # What another process has appended, and committed, may not be known here yet.
+            # Another process may have appended and committed more than this process knows yet.
             start = self._fetcher.start(reading.log)
             error = misplaced(reading.log, start, committed)
             if error is not None:

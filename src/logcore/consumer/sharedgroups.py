@@ -1,26 +1,25 @@
 """Groups whose members live in several processes that share a log directory.
 
 The state of a group is a node of the registry, `/consumers/<group>/group`. A step locks the group's domain, reads the
-node, lets logcore.coordination decide, stores what is to be stored, and writes the node. So one state machine runs,
-wherever a member lives.
+node, lets logcore.coordination decide, appends the records, and writes the node. So all processes run one state
+machine together.
 
 Rules:
-- Records are on disk before the node that tells of them, and both within one step: no rebalance comes between the check
-  of a commit and its append, and no commit of a member that was removed counts.
-- The node does not tell of commits. So a commit is appended within its step and synced behind it, when others may take
-  theirs: threads and processes share a sync. Whoever reads what a group has committed, and each step that stores
-  anything else, brings all that stands before it to the disk first. So no member continues from a commit that a power
-  cut may take back.
-- A member whose process has died is removed by whoever looks next; no time-out is waited for. A process shows that it
-  lives by the lock of its session. A static member whose process died keeps its place for its session timeout.
-- A member that lives and does not poll is removed when its session times out, or the rebalance that waits for it, by a
-  process that has watched it all that time (observing.py). Other deadlines count by the steady clock of the machine.
+- A record is on disk before the node that mentions it, and both are written in one step. So no rebalance comes between
+  the check of a commit and its append, and no commit of a removed member takes effect.
+- The node does not contain commits. So a commit is appended within its step but synced after it, while others take
+  their steps: threads and processes share a sync. A read of committed offsets, and each step that stores anything
+  else, first syncs all records before it. So no member continues from a commit that a power cut may undo.
+- A member whose process has died is removed by the next process that looks, without a time-out. The lock of its session
+  shows that a process is alive. A static member whose process died keeps its place for its session timeout.
+- A live member that does not poll is removed when its session, or the rebalance that waits for it, times out, by a
+  process that has watched it all that time (observing.py). Other deadlines use the monotonic clock of the machine.
 - An answer for a member of another process waits in the node until that process fetches it.
-- After a power cut no old member lives: the node of another boot keeps the generation and nothing else. The same holds
-  where the log tells of a later generation, made by a process that had the directory for itself.
-- A commit in a transaction counts once that is committed, as everywhere (groupoffsets.py).
+- After a power cut no old member lives, so of a node of another boot only the generation counts. The same holds if the
+  log has a later generation, which a process wrote that had the directory for itself.
+- A commit in a transaction takes effect when the transaction commits, as everywhere (groupoffsets.py).
 
-Not here: what happens in a group (logcore.coordination), what a consumer does with its share (consumer.py).
+Not here: the transitions of a group (logcore.coordination), the work of a consumer (consumer.py).
 """
 
 from __future__ import annotations
@@ -75,23 +74,23 @@ from logcore.registry.protocol import CONSUMERS
 from logcore.settling import Settling
 
 _LONGEST_MS: Final = 2**31 - 1
-#: How often it is looked whether the processes of other members live: a look opens a file of each.
+#: How often to check whether the processes of other members live: a check opens a file for each.
 _ALIVE_MS: Final = 50
-#: A session is renewed when this part of it has passed.
+#: A session is renewed when 1/_RENEW_PART of it has passed.
 _RENEW_PART: Final = 4
 
 Step = Callable[[Coordinator, int], Iterable[Effect]]
 
 
 def _unheard(_: Effect) -> None:
-    """Where no one listens to news."""
+    """Ignores news."""
 
 
 class SharedGroups:
-    """The groups of one directory that several processes have open. Methods as those of Groups, in groups.py.
+    """The groups of one directory that several processes have open. It has the methods of Groups, in groups.py.
 
     failure: why records could not be stored the last time; written under the lock. rules: limits for the requests of
-    this process. on_news: told, in the thread at work, of what people may want to know of a group; both are set before
+    this process. on_news: called with each event worth reporting, in the thread at work. Set rules and on_news before
     the first request.
     """
 
@@ -104,13 +103,13 @@ class SharedGroups:
         self.rules = Rules(min_session_timeout_ms=1, max_session_timeout_ms=_LONGEST_MS)
         self.on_news: Callable[[Effect], None] = _unheard
         self._numbers = itertools.count()
-        self._answers: dict[str, dict[str, Answer]] = {}  # group -> waiter -> answer that is not there yet
-        self._nodes: dict[str, tuple[int, GroupNode]] = {}  # by group: the version and the node that was read last
+        self._answers: dict[str, dict[str, Answer]] = {}  # group -> waiter -> answer that has not come yet
+        self._nodes: dict[str, tuple[int, GroupNode]] = {}  # group -> version and content of the node at the last read
         self._renewed: dict[tuple[str, str], int] = {}  # (group, member) -> when its session was renewed
         self._mine: set[str] = set()  # groups with members of this process
         self._observed = Observations()
         self._looked_ms = 0
-        self._made: set[str] = set()  # groups whose nodes this process has made or found
+        self._made: set[str] = set()  # groups whose nodes this process has created or found
         self._offsets = _Offsets(directory)
         self._unsynced = Settling(self._lock)
         self._listeners: tuple[Callable[[], None], ...] = ()
@@ -119,25 +118,25 @@ class SharedGroups:
         self.failure: Exception | None = None
 
     def close(self) -> None:
-        """Gives the session up; members that did not leave are removed by others."""
+        """Ends the session. Other processes remove the members that did not leave."""
         self._registry.close()
 
     def now_ms(self) -> int:
-        """The time of the groups, as far as this process counts it."""
+        """The time of the groups, on this process's clock."""
         return self._clock_ms + self._fs.monotonic_ms()
 
     def watched(self, group_id: str) -> str:
-        """The directory in which something changes when the group does."""
+        """The directory to watch: something in it changes when the group does."""
         return self._registry.directory_of(_path(group_id))
 
     def watched_owners(self, group_id: str, topic: str) -> str:
-        """The directory in which something changes when a partition of the topic has another owner."""
+        """The directory to watch: something in it changes when a partition of the topic gets another owner."""
         return self._registry.directory_of(owner(group_id, topic, 0))
 
     # -- listeners
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Calls it, in the thread that finds out, whenever a group may have changed."""
+        """Calls listener whenever a group may have changed, in the thread that finds out."""
         with self._lock:
             self._listeners = (*self._listeners, listener)
 
@@ -169,8 +168,8 @@ class SharedGroups:
         return answer
 
     def heartbeat(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> GroupError | None:
-        """Renews a session, once a good part of it has passed. None: all is as it was; else what the member has to
-        hear.
+        """Renews a session, once a quarter of it has passed. Returns the error for the member; None if nothing has
+        changed.
         """
         with self._lock:
             node = self._peek(group_id)
@@ -201,13 +200,13 @@ class SharedGroups:
         )
 
     def absent(self, group_id: str, member_id: str) -> None:
-        """A static member is closed, and may come back."""
+        """Notes that a static member is closed and may come back."""
         self.step(group_id, lambda coordinator, now_ms: coordinator.absent(group_id, [member_id], now_ms))
 
     def commit(
         self, who: Committer, offsets: Mapping[OffsetKey, Committed], producer: tuple[int, int] | None = None
     ) -> GroupError | None:
-        """Returns when the offsets are on disk, or why they are not."""
+        """Waits until the offsets are on disk, and returns None; or returns why they are not stored."""
         commit = _Commit(f"{self._session}:{next(self._numbers)}")
 
         def ask(coordinator: Coordinator, now_ms: int) -> list[Effect]:
@@ -222,14 +221,14 @@ class SharedGroups:
         return commit.error
 
     def _end_commit(self, group_id: str, commit: _Commit, failures: Mapping[Log, LogcoreError]) -> None:
-        """Under the lock: the records are on disk, or may not be."""
+        """Called under the lock once the syncs have ended. failures: logs whose records may not be on disk."""
         for failure in failures.values():
             commit.error = self._fail(group_id, failure)
 
     @contextlib.contextmanager
     def committing(self, who: Committer) -> Generator[GroupError | None]:
-        """For offsets that are stored elsewhere: inside the `with` the group does not change. Why this member may not
-        commit now, or None.
+        """For offsets that are stored elsewhere. Yields why this member may not commit now, or None. Inside the `with`,
+        the group does not change.
         """
         found: list[GroupError | None] = []
 
@@ -245,10 +244,10 @@ class SharedGroups:
                 yield found[-1]
 
     def transaction_ended(self, producer_id: int, *, commit: bool) -> None:
-        """Nothing: the log tells."""
+        """Does nothing: the marker in the log is enough."""
 
     def home(self, group_id: str) -> tuple[str, int]:
-        """The partition that a group's offsets are in, made if there is none. Raises what making it raises."""
+        """The partition of a group's offsets, created if it does not exist. Raises what creating it raises."""
         return home_of(self._directory, group_id)
 
     def unstable(self, group_id: str) -> set[OffsetKey]:
@@ -258,7 +257,7 @@ class SharedGroups:
             return {key for keys in self._offsets.unstable(group_id).values() for key in keys}
 
     def committed(self, group_id: str) -> dict[OffsetKey, Committed]:
-        """All that a group has committed, on disk, by whichever process."""
+        """All committed offsets of a group that are on disk, from all processes."""
         with self._lock, self._registry.holding(_path(group_id)):
             self._offsets.look(group_id)
             return {
@@ -274,8 +273,8 @@ class SharedGroups:
             return set() if node is None or not node.group.members else node.group.common_protocols()
 
     def rewind(self, group_id: str, offsets: Mapping[OffsetKey, Committed]) -> GroupError | None:
-        """Commits offsets for a group that has members: they are removed in the same step, join again and begin there.
-        So none of their commits can undo it.
+        """Commits offsets for a group that has members. The same step removes the members, so none of their commits can
+        undo it; they join again and begin at these offsets.
         """
         result: GroupError | None = self.ask(
             group_id, lambda coordinator, waiter, now_ms: coordinator.rewind(group_id, offsets, waiter, now_ms)
@@ -283,20 +282,20 @@ class SharedGroups:
         return result
 
     def delete(self, group_id: str) -> GroupError | None:
-        """Deletes a group without members, with all that it has committed; or says why not."""
+        """Deletes a group without members, with its committed offsets; or returns why not."""
         result: GroupError | None = self.ask(
             group_id, lambda coordinator, waiter, _: coordinator.delete(group_id, waiter)
         ).result
         return result
 
     def forget_topics(self, names: set[str]) -> None:
-        """Deletes what was committed for topics that are deleted: a new one of that name begins without it."""
+        """Deletes the offsets committed for deleted topics, so that a new topic of that name begins without them."""
         with self._lock:
             for group_id in self._offsets.groups_of(names):
                 self.step(group_id, lambda coordinator, _: coordinator.forget_topics(names))
 
     def get(self, group_id: str) -> Group | None:
-        """A group as it stands, with its offsets; a copy. None where there is none. Raises what reading it raises."""
+        """A copy of a group in its present state, with offsets; None if there is none. Raises what reading raises."""
         path = _path(group_id)
         with self._lock:
             node = self._peek(group_id)
@@ -311,7 +310,7 @@ class SharedGroups:
         return None if group.is_forgotten else group
 
     def all(self) -> list[Group]:
-        """All groups that have members or have committed something, by their names. Raises as get()."""
+        """All groups that have members or committed offsets, sorted by name. Raises what get() raises."""
         with self._lock:
             nodes = {element_name(text) for text in self._registry.children(f"/{CONSUMERS}")}
             found = [self.get(name) for name in sorted(nodes | self._offsets.all())]
@@ -319,21 +318,21 @@ class SharedGroups:
 
     @property
     def has_members(self) -> bool:
-        """Whether this process has members, or answers that have not come: else look() finds nothing."""
+        """Whether this process has members or waits for answers. If not, look() has nothing to do."""
         return bool(self._answers or self._mine)
 
     @property
     def has_waiting(self) -> bool:
-        """Whether an answer has not come."""
+        """Whether this process waits for an answer."""
         return bool(self._answers)
 
     def expire_offsets(self) -> None:
-        """Deletes what was committed and kept long enough; to be called every EXPIRY_CHECK_MS or so, by anybody."""
+        """Deletes expired offsets. Any process may call it, about every EXPIRY_CHECK_MS."""
         for group in self.all():
             self.step(group.group_id, lambda coordinator, now_ms: coordinator.expire_offsets(now_ms))
 
     def look(self) -> None:
-        """Fetches answers, and notices deadlines that have passed and processes that have died."""
+        """Fetches answers, and acts on deadlines that have passed and processes that have died."""
         with self._lock:
             clock_ms = self._fs.monotonic_ms()
             is_due = clock_ms - self._looked_ms >= _ALIVE_MS
@@ -350,11 +349,11 @@ class SharedGroups:
                     self.step(group_id, lambda coordinator, now_ms: ())
 
     def _is_over(self, node: GroupNode) -> bool:
-        """Whether a deadline has passed that no process has noticed."""
+        """Whether a deadline has passed that no process has acted on."""
         return bool(self._due(node))
 
     def _due(self, node: GroupNode) -> list[Timeout]:
-        """What this process has to carry out, the earliest first."""
+        """The timeouts that this process has to carry out, the earliest first."""
         now_ms = node.clock_ms + self._fs.monotonic_ms()
         passed = sorted((at_ms, at) for at, (_, at_ms) in enumerate(node.timers.items()) if at_ms <= now_ms)
         timeouts = list(node.timers)
@@ -365,11 +364,11 @@ class SharedGroups:
         if isinstance(timeout, SessionEnds):
             session = node.sessions.get(timeout.member_id, self._session)
             if session != self._session and not self._registry.is_alive(session):
-                return True  # what is dead was not paused
+                return True  # a dead process was not just paused
         return self._observed.is_over(node.group, node.timers, timeout)
 
     def _note_mine(self, group_id: str, node: GroupNode | None) -> None:
-        """Takes note of which groups have members of this process. Those that have none are not looked after."""
+        """Notes whether a group has members of this process. look() skips groups without."""
         members = {} if node is None else node.group.members
         if node is not None and self._session in node.sessions.values():
             self._mine.add(group_id)
@@ -380,17 +379,17 @@ class SharedGroups:
             del self._renewed[key]
 
     def next_ms(self) -> int | None:
-        """When a deadline passes, by now_ms(); never far away, for another process may die at any time."""
+        """When the next deadline passes, by now_ms(); at most _ALIVE_MS away, as another process may die any time."""
         with self._lock:
             times = [at_ms - node.clock_ms for _, node in self._nodes.values() for at_ms in node.timers.values()]
         clock_ms = self._fs.monotonic_ms()
-        # A deadline that has passed and does not count yet waits for the next look.
+        # A deadline that has passed but does not count yet is checked again at the next look.
         coming = [at_ms for at_ms in times if at_ms > clock_ms]
         return self._clock_ms + min([clock_ms + _ALIVE_MS, *coming])
 
     @contextlib.contextmanager
     def owning(self, group_id: str) -> Generator[tuple[FileRegistry, Group | None]]:
-        """Inside the `with`, no other process changes a group. The group as it is now, not to be changed."""
+        """Yields the registry and the group, which is not to be changed. No other process changes it meanwhile."""
         with self._lock, self._registry.holding(_path(group_id)):
             node = self._peek(group_id)
             yield self._registry, None if node is None else node.group
@@ -398,7 +397,7 @@ class SharedGroups:
     # -- the node
 
     def _peek(self, group_id: str) -> GroupNode | None:
-        """The node as it is, read without a lock; it is not to be changed."""
+        """The present node, read without a lock. The caller must not change it."""
         try:
             found = self._registry.get(_path(group_id))
         except NodeNotFoundError:
@@ -414,7 +413,7 @@ class SharedGroups:
         return known[1] if known[1].boot == self._boot else None
 
     def _fetch(self, group_id: str, node: GroupNode) -> None:
-        """Takes the answers that wait for members of this process."""
+        """Fetches the answers that wait in the node for members of this process."""
         waiting = self._answers.get(group_id, {})
         for waiter in [waiter for waiter in waiting if waiter in node.mail]:
             answer = waiting.pop(waiter)
@@ -429,7 +428,7 @@ class SharedGroups:
             listener()
 
     def _dead(self, node: GroupNode) -> tuple[list[str], list[str]]:
-        """Members whose process has died: dynamic ones, and static ones of which that is not noted yet."""
+        """Members whose process has died: (dynamic ones, static ones whose absence is not noted yet)."""
         alive = {self._session: True}
         dynamic: list[str] = []
         static: list[str] = []
@@ -446,26 +445,26 @@ class SharedGroups:
         return dynamic, static
 
     def step(self, group_id: str, step: Step) -> None:
-        """One step of a group: everything between reading its node and writing it. Raises what the registry raises."""
+        """Runs one step of a group, from reading its node to writing it. Raises what the registry raises."""
         with self._lock:
             self._change(group_id, step, None)
             node = self._peek(group_id)
             self._note_mine(group_id, node)
             if node is not None:
                 if group_id in self._mine:
-                    # From the step on that sets a deadline, and not only from the next look.
+                    # Watch a deadline from the step that sets it, not only from the next look.
                     self._observed.look(node.group, node.timers, self._fs.monotonic_ms())
                 self._fetch(group_id, node)
 
     def _change(self, group_id: str, step: Step, commit: _Commit | None) -> None:
-        # If the node was deleted since, update() runs the step again. That does no harm to a commit alone.
+        # A node in _made may be deleted since. update() then creates it and runs the step again: harmless for a commit.
         if commit is None or group_id not in self._made:
             self._make(group_id)
             self._made.add(group_id)
         self._registry.update(_path(group_id), lambda value: self._changed(group_id, value or b"", step, commit))
 
     def _make(self, group_id: str) -> None:
-        """Makes the node. Before the step: update() asks again once it has made outer nodes."""
+        """Creates the node before the step, because update() runs a step again after it has created outer nodes."""
         path = _path(group_id)
         try:
             self._registry.get(path)
@@ -474,8 +473,8 @@ class SharedGroups:
                 self._registry.create(path)
 
     def _changed(self, group_id: str, value: bytes, step: Step, commit: _Commit | None) -> bytes | None:
-        """The value of the node after a step; under the lock of the group's domain. commit: what the step is, if it is
-        a commit. That looks after nothing else, but for what is due.
+        """The value of the node after a step; under the lock of the group's domain. commit: if the step is a commit. A
+        commit does no other work, unless a timeout is due.
         """
         node = GroupNode.unpack(group_id, value) if value else None
         is_quick = commit is not None and node is not None and node.boot == self._boot and not self._due(node)
@@ -488,7 +487,7 @@ class SharedGroups:
         run = _Run(node, coordinator, self._fs.monotonic_ms, self._store, self.on_news, commit)
         now_ms = node.clock_ms + self._fs.monotonic_ms()
         if not is_quick:
-            # Nor what became due since: who is removed may leave a group behind that only its offsets keep alive.
+            # A quick step does not do this: removing a member may leave a group that only its offsets keep alive.
             self._clear_mail(node)
             self._look_after(node, coordinator, run, now_ms)
         deadlines = {member.member_id: member.deadline_ms for member in node.group.members.values()}
@@ -500,7 +499,7 @@ class SharedGroups:
         return None if packed == value else packed
 
     def _look_after(self, node: GroupNode, coordinator: Coordinator, run: _Run, now_ms: int) -> None:
-        """Removes the members of processes that have died, or notes their absence, and does what is due."""
+        """Removes members of dead processes, or notes the absence of static ones, and carries out due timeouts."""
         dynamic, static = self._dead(node)
         if dynamic:
             gone: list[tuple[str, str | None]] = [(member_id, None) for member_id in dynamic]
@@ -512,10 +511,10 @@ class SharedGroups:
                 run.act(coordinator.timed_out(node.group, timeout, now_ms))
 
     def _opened(self, group_id: str, node: GroupNode | None) -> GroupNode:
-        """The node, or what the log says of the group where there is none of this boot."""
+        """The node with its offsets; if there is none of this boot, one made from the group's records in the log."""
         offsets = self._offsets.of(group_id)
         stored = self._offsets.group(group_id)
-        # A process that had the directory for itself, or a broker, goes on by the log alone.
+        # A process that had the directory for itself, or a broker, uses the log alone.
         is_behind = node is not None and stored is not None and stored.generation > node.group.generation
         if node is None or node.boot != self._boot or is_behind:
             before = node
@@ -534,7 +533,7 @@ class SharedGroups:
         return node
 
     def _clear_mail(self, node: GroupNode) -> None:
-        """Drops answers that their process has fetched, and those of processes that are gone."""
+        """Drops answers that were fetched, and answers for processes that have ended."""
         waiting = self._answers.get(node.group.group_id, {})
         for waiter in list(node.mail):
             session = waiter.partition(":")[0]
@@ -543,7 +542,7 @@ class SharedGroups:
                 del node.mail[waiter]
 
     def _store(self, group_id: str, store: Store, commit: _Commit | None) -> GroupError | None:
-        """Appends records, and returns when they are on disk; those of a commit are synced behind the step."""
+        """Appends records and waits until they are on disk. Records of a commit are synced after the step."""
         now_ms = self._fs.now_ms()
         rows: list[RecordInput] = [(key, value, (), now_ms) for key, value in store.records]
         try:
@@ -565,8 +564,8 @@ class SharedGroups:
 
 
 def _keep_deadlines(group: Group, before: Mapping[str, int]) -> None:
-    """A session is renewed once a good part of it has passed, as in heartbeat(). So most commits leave the node as it
-    is, and wake no process that watches it.
+    """Renews a session only once a quarter of it has passed, as in heartbeat(). So most commits leave the node
+    unchanged, and wake no process that watches it.
     """
     for member_id, deadline_ms in before.items():
         member = group.members.get(member_id)
@@ -575,14 +574,14 @@ def _keep_deadlines(group: Group, before: Mapping[str, int]) -> None:
 
 
 def living_members(registry: FileRegistry, group_id: str) -> list[str]:
-    """Ids of members whose process lives, by the node of a group in the registry of files. Changes nothing."""
+    """Ids of members whose process is alive, read from the group's node in the registry. Changes nothing."""
     return [one.member_id for one in seen_members(registry, group_id) if one.is_alive]
 
 
 @attrs.frozen(kw_only=True)
 class SeenMember:
-    """A member as its group's node tells of it. is_alive: whether its process is; pid: None where nothing tells it.
-    partitions: what the last generation gave it.
+    """A member, as its group's node describes it. is_alive: whether its process is alive. pid: None if unknown.
+    partitions: its assignment in the last generation.
     """
 
     member_id: str
@@ -595,7 +594,7 @@ class SeenMember:
 
 
 def seen_members(registry: FileRegistry, group_id: str) -> list[SeenMember]:
-    """The members in the node of a group, in the registry of files. Changes nothing."""
+    """The members in a group's node in the registry. Changes nothing."""
     try:
         value = registry.get(_path(group_id)).value
     except NodeNotFoundError:
@@ -622,7 +621,7 @@ def seen_members(registry: FileRegistry, group_id: str) -> list[SeenMember]:
 
 
 def _turned_away(group: Group) -> dict[str, Result]:
-    """Answers for members that wait in a state of the group that counts no longer: they join again."""
+    """Answers for members that wait in a state of the group that is no longer valid: they join again."""
     answers: dict[str, Result] = {}
     for member in group.members.values():
         if isinstance(member.joining, str):
@@ -634,7 +633,7 @@ def _turned_away(group: Group) -> dict[str, Result]:
 
 @attrs.define
 class _Commit:
-    """A commit under way. error: why it was refused, or not stored. ends: how far each log has to be on disk."""
+    """A commit in progress. error: why it was refused or not stored. ends: log -> the offset up to which to sync it."""
 
     waiter: str
     error: GroupError | None = None
@@ -645,8 +644,8 @@ class _Commit:
 
 
 class _Run:
-    """Carries out the effects of one step on a node. store: appends records, and returns why it could not. commit: what
-    the step is, if it is a commit; no other caller waits for its answer.
+    """Carries out the effects of one step on a node. store: appends records, and returns the error, if any. commit: if
+    the step is a commit; its answer goes there and not into the node.
     """
 
     def __init__(
@@ -669,7 +668,7 @@ class _Run:
             coordinator.adopt(node.group)
 
     def act(self, effects: Iterable[Effect]) -> None:
-        """Carries out effects, behind those that came before them."""
+        """Carries out effects, after those that came before them."""
         node = self._node
         commit = self._commit
         self._effects.extend(effects)
@@ -704,7 +703,7 @@ class _Run:
         self._node.group = group
 
     def note_sessions(self) -> None:
-        """Whose process a member lives in: that of whose request it waits, or waited."""
+        """Notes the session of each member: the one whose request the member waits for or waited for."""
         node = self._node
         for member in node.group.members.values():
             for waiter in (member.joining, member.syncing):
@@ -714,7 +713,7 @@ class _Run:
 
 
 class _Offsets:
-    """What the logs of `__consumer_offsets` say, read on from where it was read last. Under the lock of the groups."""
+    """The content of the logs of `__consumer_offsets`, read incrementally. Used under the lock of the groups."""
 
     def __init__(self, directory: Directory) -> None:
         self._directory = directory
@@ -725,7 +724,7 @@ class _Offsets:
         return partition_of(group_id, self._directory.partitions(OFFSETS_TOPIC)[-1] + 1)
 
     def log(self, group_id: str) -> Log:
-        """The log that a group's records are in, made if there is none. Raises what opening it raises."""
+        """The log of a group's records, created if it does not exist. Raises what opening it raises."""
         return self._opened(home_of(self._directory, group_id)[1])
 
     def _opened(self, number: int) -> Log:
@@ -733,12 +732,12 @@ class _Offsets:
         return self._directory.open_again(OFFSETS_TOPIC, number) if log.has_failed else log
 
     def know(self, group_id: str) -> None:
-        """As look(), once: for steps that need not know what was added since."""
+        """Calls look() the first time only: for steps that do not need the newest records."""
         if OFFSETS_TOPIC in self._directory and self._number(group_id) not in self._found:
             self.look(group_id)
 
     def look(self, group_id: str) -> None:
-        """Reads what was added to the group's log. All of it is on disk then."""
+        """Reads the records added to the group's log since, and syncs them first."""
         if OFFSETS_TOPIC in self._directory:
             self._look(self._number(group_id), self.log(group_id))
 
@@ -750,7 +749,7 @@ class _Offsets:
         high_watermark = log.high_watermark
         is_new = known is not log or end < log.log_start_offset or end > high_watermark or log.times_truncated > 0
         start = log.log_start_offset if is_new else end
-        # The marker of a transaction decides on records that stand before it: all is read again until none is open.
+        # A transaction's marker decides about earlier records, so all is read again until no transaction is open.
         is_undecided = log.last_stable_offset < high_watermark
         if is_undecided or aborted_transactions(log, start, high_watermark):
             self._found[number] = stored_groups([log])
@@ -770,21 +769,21 @@ class _Offsets:
         return {}
 
     def unstable(self, group_id: str) -> Mapping[int, Mapping[OffsetKey, tuple[int, Committed]]]:
-        """Producer id -> what its open transaction would commit, and its place."""
+        """Producer id -> the offsets that its open transaction would commit, each with its place."""
         return next((found.unstable[group_id] for found in self._found.values() if group_id in found.unstable), {})
 
     def group(self, group_id: str) -> StoredGroup | None:
         return next((found.groups[group_id] for found in self._found.values() if group_id in found.groups), None)
 
     def groups_of(self, topics: set[str]) -> list[str]:
-        """All groups that have committed offsets of these topics, also those that were never read."""
+        """All groups with committed offsets of these topics, even if they were never read."""
         self._look_at_all()
         return sorted(
             name for found in self._found.values() for name, offsets in found.offsets.items() if topics & offsets.keys()
         )
 
     def all(self) -> set[str]:
-        """All groups that the logs tell of, also those that were never read."""
+        """All groups in the logs, even if they were never read."""
         self._look_at_all()
         return {name for found in self._found.values() for name in (*found.offsets, *found.groups)}
 
