@@ -1,16 +1,16 @@
 """The writing half of a log: the state of its one writer, and each step that changes it.
 
 Rules:
-- Fields change under the log's lock, by methods whose names end in _locked; their callers hold it.
+- Fields change under the log's lock, in methods whose names end in _locked; their callers hold the lock.
 - An append is whole or leaves no byte. After an error the log is as before, or `commit` is poisoned and refuses writes.
-- A sync that fails is never tried again.
-- `is_midway` is set while the files may have more than is known here, and is checked where there may be no memory
-  left to take it back: then the log refuses writes.
-- A roll makes the old segment durable, then the new file and its name, and only then the first write.
+- A failed sync is never repeated.
+- `is_midway` is set while the files may contain more than the writer's fields say. If it is still set at the next
+  append, there was no memory to undo the write, and the log refuses writes.
+- A roll syncs the old segment, then creates the new file and syncs its name, and only then comes the first write.
 
-Steps that are parts of the same writer have files of their own: upkeep.py (what time makes due), cutting.py (deletion
-and truncation), follower.py (what a leader has stored), rewriting.py (compaction, and staged segments). log.py encodes
-what users give, and documents all of it.
+Other files hold more steps of the same writer: upkeep.py (work that time makes due), cutting.py (deletion and
+truncation), follower.py (batches of a leader), rewriting.py (compaction, and staged segments). log.py encodes the
+records of users, and documents the methods.
 """
 
 from __future__ import annotations
@@ -71,29 +71,29 @@ if TYPE_CHECKING:
 _RECOVERY_LAG_BYTES: Final = 64 << 20
 RECOVERY_LAG_MS: Final = 5_000
 _NO_LIMIT: Final = 1 << 63
-#: Where the low byte of a batch's attributes stands, and which of its bits are about transactions.
+#: Position of the low byte of a batch's attributes, and its bits for transactions.
 _ATTRIBUTES_POSITION: Final = CRC_START + 1
 _TRANSACTIONS_MASK: Final = TRANSACTIONAL_BIT | CONTROL_BIT
 
 
 def check_level(durability: object) -> None:
-    """Raises InvalidConfigError for what is no durability of one append."""
+    """Raises InvalidConfigError unless durability is one that an append may ask for."""
     if durability not in ("os", "disk"):
         raise InvalidConfigError("durability of an append", expected="'os', 'disk' or None", found=repr(durability))
 
 
 class Writer(Appender):
-    """One partition, open for writing. Users meet it as Log.
+    """One partition, open for writing. Users work with it through Log.
 
-    commit: syncs, the durable end, and why the log refuses writes, if it does. notes: as they are on disk. epochs: the
-    leader epochs, replaced whole. written_bytes, appends, rolls: counts since the log was opened. recovery_bytes: of
-    written_bytes, those below the recovery point. followed: the transactions of the whole log, once a marker of its
-    leader, or of another process, was stored. lacks_aborted: whether other processes have appended markers of which the
-    index of aborted transactions here does not know. rewriter: who has .cleaned files in the directory. sharing: the
-    lock of a log that several processes write; None where this one is alone.
+    commit: syncs, the durable end, and why the log refuses writes, if it does. notes: their content on disk. epochs:
+    the leader epochs; the list is replaced, never changed. written_bytes, appends, rolls: counts since the log was
+    opened. recovery_bytes: the part of written_bytes below the recovery point. followed: the transactions of the whole
+    log, once a marker of its leader, or of another process, was stored. lacks_aborted: whether other processes appended
+    markers that the index of aborted transactions here lacks. rewriter: the owner of .cleaned files in the directory.
+    sharing: the lock of a log that several processes write; None if this process is alone.
 
-    The state, the active segment and what else each append changes are where the kernels reach them: the quick way of
-    Log.append() is append_quickly(), of Appender.
+    Fields that each append changes, such as the state and the active segment, belong to Appender, because compiled
+    kernels access them. Appender.append_quickly() is the fast path of Log.append().
     """
 
     fs: FS
@@ -102,7 +102,7 @@ class Writer(Appender):
     commit: GroupCommit
 
     def __init__(self, place: Place, *, claim: Claim, opened: Opened, sharing: SharedLock | None = None) -> None:
-        """Has done nothing yet; start_locked() begins. opened: the partition as opening has left it."""
+        """Only sets fields; start_locked() begins to write. opened: the partition as opening left it."""
         fs = place.fs
         path = place.path
         policy = place.durability
@@ -114,8 +114,8 @@ class Writer(Appender):
         self.durability = policy
         self.is_replicated = place.is_replicated
         self.sharing = sharing
-        #: What to call when, after rest(), there may be something for tick() to do. Set by the LogDir before others
-        #: know the log; called under the log's lock, so it may not wait.
+        #: Called when, after rest(), tick() may have work again. The LogDir sets it before others know the log. It is
+        #: called under the log's lock, so it must not wait.
         self.on_stir: Callable[[], None] | None = None
         #: Whether appends are refused, with DiskFullError, because the disk is nearly full. Set by the LogDir.
         self.is_held = False
@@ -141,8 +141,8 @@ class Writer(Appender):
         self.forks = fs.forks
         self._opened_end = opened.end
         self._level: Level = "disk" if policy.waits else "os"
-        # What may be unsynced beside the next write. recovery.decide() goes by it: under `group` and `always` a whole
-        # batch further behind damage than this was synced after it, so the damage is no torn write.
+        # The most bytes that may be unsynced beside the next write. recovery.decide() relies on it under `group` and
+        # `always`: a whole batch further above the damage was synced after it, so the damage is no torn write.
         self._unsynced_limit = {"group": policy.max_bytes, "always": 0}.get(policy.kind, _NO_LIMIT)
         self._apply_config()
         publish = None
@@ -158,12 +158,12 @@ class Writer(Appender):
         self.commit = GroupCommit(fs, path, hooks, durable_end=opened.end)
 
     def _hold(self, opened: Opened) -> None:
-        """Takes over the partition as opening has left it; all but what readers may see."""
+        """Takes over the partition as opening left it, except the visible end."""
         state = self.state
         state.segments = opened.segments
         state.log_start = opened.log_start
         state.end = opened.end
-        state.plain_from = opened.end  # what lies below was not walked for transactions yet
+        state.plain_from = opened.end  # records below were not searched for transactions yet
         self.report = opened.report
         self.active = opened.active
         self.files = opened.files
@@ -176,14 +176,14 @@ class Writer(Appender):
         self.lacks_aborted = False
 
     def _gaps(self, opened: Opened) -> Gaps:
-        """Another process may compact a shared log, as for its readers."""
+        """The known gaps. In a shared log another process may compact, so they are read from disk when needed."""
         ask = None
         if self.sharing is not None:
             ask = functools.partial(noted_gaps, self.fs, self.path)
         return Gaps(opened.gaps, ask)
 
     def _apply_config(self) -> None:
-        """What appending takes from the settings, worked out once."""
+        """Derives the fields that appends use from the settings."""
         config = self.state.config
         codec = target_codec(config, Codec.NONE)
         attributes = int(codec) | APPEND_TIME_BIT * config.is_append_time
@@ -191,7 +191,7 @@ class Writer(Appender):
         compress = compressor(codec, config)
         require_key = config.is_compacted
         no_producer = (-1, -1, -1)
-        # What the encoders take behind the offset, epoch and time of an append: for one record, and for many.
+        # The encoders' arguments after the offset, epoch and time of an append: for one record, and for many.
         self.encoding_one = (max_bytes, attributes, compress, require_key)
         batch_bytes = min(config.batch_size, config.segment_bytes)
         self.encoding = (batch_bytes, max_bytes, attributes, *no_producer, compress, require_key)
@@ -200,7 +200,7 @@ class Writer(Appender):
         self.checks_times = min(limits) < INT64_MAX and not config.is_append_time
         self.requires_key = require_key
         self.is_mirror = bool(config.mirror_source)
-        # What kernels/_appending.pxi demands of a log whose appends may go the quick way.
+        # The conditions of kernels/_appending.pxi for the fast path of appends.
         is_plain = self.is_os and self.sharing is None and attributes == 0 and not self.checks_times
         is_plain = is_plain and not self.is_mirror
         self.quick_bytes = 0
@@ -210,46 +210,46 @@ class Writer(Appender):
     @locked
     def start_locked(self, opened: Opened) -> None:
         """Begins to write; for open_log() alone."""
-        # The visible end is on disk before the notes: after a crash between the two, these would tell the next opening
-        # of a high watermark that is nowhere.
+        # The visible end is on disk before the notes. In the other order, after a crash between the two, the notes
+        # would point the next opening to a high watermark that is not on disk.
         self._open_shown_end()
         self._note_locked(opened.own_notes)
         self.begin_after_locked(opened)
 
     @locked
     def begin_after_locked(self, opened: Opened) -> None:
-        """What opening has left to do before the first write: because of damage, or of a recovery."""
+        """Finishes opening before the first write: acts on damage, or saves the result of a recovery."""
         lost = opened.lost
         if lost is not None:
             self.commit.poison(CorruptLogError(lost.reason, path=lost.path, position=lost.position))
         elif opened.is_damaged_at_its_end:
             self.roll_locked()
         elif self.recovery_point < self.state.end == self.commit.durable_end:
-            # What recovery kept is on disk now, so damage to it later is damage: not to be judged once more as a torn
-            # tail, by the rules of Kafka or of a looser policy that this opening may have brought.
+            # The records that recovery kept are on disk now. Save the recovery point, so that later damage to them is
+            # not mistaken for a torn tail, by the rules of Kafka or of a looser policy of this opening.
             self.save_recovery_point_locked()
 
     @locked
     def renew_locked(self, opened: Opened, durable_end: int, cut_offset: int | None) -> None:
-        """Goes on with the partition as it was opened again, because another process has changed its files or has died.
+        """Continues with the partition opened again, because another process has changed its files or has died.
 
-        cut_offset: where the log was cut since this process looked; None where it was not.
+        cut_offset: the offset at which the log was truncated since this process looked; None if it was not.
         """
         state = self.state
-        with state.scanning:  # a look at transactions sees the log before this or after it
+        with state.scanning:  # so that a search for transactions runs before this or after it
             state.transactions = None
             state.gaps = self._gaps(opened)
             if cut_offset is not None:
                 state.cuts.append(cut_offset)
                 state.visible = min(state.visible, cut_offset)
             state.visible = min(state.visible, opened.end)
-            # counters() takes what was appended here from the log end: what others appended or cut is left out.
+            # counters() derives the appends of this process from the log end, so leave out those of others.
             self._opened_end += opened.end - state.end
             known = {one.base_offset: one for one in state.segments[:-1] if one.is_current()}
             self._hold(opened)
-            # What is mapped stays so, and a compaction under way finds the segments that it has read.
+            # Keep known segments: they stay mapped, and a running compaction still finds the segments that it read.
             state.segments = [*(known.get(one.base_offset, one) for one in state.segments[:-1]), self.active]
-        # How much of the active segment is on disk is not known. Counted as unsynced, it brings the next sync forward.
+        # It is unknown how much of the active segment is on disk. Counting all as unsynced makes the next sync earlier.
         self.written_bytes += opened.active.size_bytes
         self.commit.renew(durable_end)
         if self.durability.waits:
@@ -263,7 +263,7 @@ class Writer(Appender):
 
     @locked
     def adopt_locked(self, end: int, size_bytes: int) -> None:
-        """Takes in whole batches that another process has appended to the active segment, up to a size and an end."""
+        """Takes over whole batches that another process appended to the active segment, up to a size and an end."""
         active = self.active
         before = active.size_bytes
         # adopt() only ever sets has_markers. Cleared for this stretch, it tells whether the stretch has markers, which
@@ -283,7 +283,7 @@ class Writer(Appender):
             )
         self.written_bytes += size_bytes - before
         self._opened_end += end - self.state.end
-        # The batches of others may belong to transactions.
+        # Batches of other processes may belong to transactions.
         self.state.plain_from = end
         self.state.end = end
         if self.is_resting:
@@ -291,8 +291,8 @@ class Writer(Appender):
 
     @locked
     def index_aborted_locked(self) -> None:
-        """Brings the index of aborted transactions of the active segment up to the log end, in memory and in its file,
-        where several processes append markers.
+        """If several processes append markers: updates the active segment's index of aborted transactions up to the log
+        end, in memory and on disk.
         """
         if self.followed is None:
             self.followed = transactions.walked(self.state.segments)
@@ -308,7 +308,7 @@ class Writer(Appender):
             self.shown.remove()
 
     def show_elsewhere(self, end: int) -> None:
-        """Tells readers in other processes up to where they may read. Raises what a write raises."""
+        """Shows readers in other processes the end up to which they may read. Raises what a write raises."""
         self.shown.show(end)
 
     def abandon(self) -> None:
@@ -317,9 +317,9 @@ class Writer(Appender):
         self.shown.close()
 
     def close(self) -> None:
-        """Syncs, writes what lets the next opening skip its check, and gives the claim up. For Log.close().
+        """Syncs, marks the log as cleanly closed, and releases the claim. For Log.close().
 
-        Raises DurabilityUnknownError when the sync fails; the log is closed all the same.
+        Raises DurabilityUnknownError if the sync fails; the log is closed anyway.
         """
         state = self.state
         with state.lock:
@@ -341,15 +341,15 @@ class Writer(Appender):
                         self.shown.close()
                         if self.sharing is not None:
                             self.sharing.leave()
-                        # Segments are closed when the last reader lets go of them, not under it.
+                        # A segment is closed when its last reader drops it.
                         state.segments = []
                         del self.active
-                finally:  # whatever else fails, such as for lack of memory
+                finally:  # even if the lines above fail, for example for lack of memory
                     self.claim.release()
 
     @locked
     def _finish_locked(self) -> None:
-        """Leaves the files so that the next opening need not check them; the marker of that comes last."""
+        """Brings the files into a state that the next opening need not check; the marker of that comes last."""
         fs = self.fs
         active = self.active
         try:
@@ -360,11 +360,11 @@ class Writer(Appender):
             time_index = active.time_index
             time_index.add(active.largest_timestamp, active.largest_timestamp_offset - active.base_offset)
             try:
-                # An append that failed was cut back. Until the size is synced, which fdatasync need not do for a
-                # smaller one, a power cut may bring its bytes back.
+                # A failed append was cut off the file. fdatasync need not sync a smaller size; until it is synced, a
+                # power cut may bring the bytes back.
                 if active.was_cut_back:
                     fs.fsync(active.handle)
-                # Kafka believes the indexes of a clean directory, and so do we.
+                # Kafka and this library trust the indexes of a clean directory.
                 is_clean = self.claim.is_clean
                 active.write_indexes(whole=True, sync=is_clean)
                 if is_clean and self.notes.producers:
@@ -372,12 +372,12 @@ class Writer(Appender):
                 self.producers.save(self.producers.if_any())
             except (DiskFullError, StorageReadError, StorageWriteError, ResourceError):
                 self.claim.fail()  # all records are on disk; only the next opening has more to check
-            # A LogDir that closes all its logs gathers their recovery points and writes them at once. That of a shared
-            # log is written within the turn: later another process may have cut the log below.
+            # A LogDir that closes all its logs gathers their recovery points and writes them at once. For a shared log,
+            # write it within the turn: later, another process may have truncated the log below that point.
             if self.sharing is not None or not self.claim.hand_over(self.key, self.commit.durable_end):
                 self.save_recovery_point_locked()
             if self.is_replicated:
-                with contextlib.suppress(DiskFullError, ResourceError):  # a late one is moved up by the leader again
+                with contextlib.suppress(DiskFullError, ResourceError):  # the leader moves up an old value again
                     self.set_checkpoint(checkpoint.HIGH_WATERMARK, self.state.visible, may_use_reserve=True)
             elif self.shown.is_open:  # all is on disk now: readers need no limit, and Kafka may append next
                 with self.claim.alone() as is_alone:
@@ -395,7 +395,7 @@ class Writer(Appender):
         return self.appends, records, self.written_bytes, self.commit.syncs, self.rolls
 
     def reconfigure(self, config: LogConfig) -> None:
-        """The next append follows other settings."""
+        """Replaces the settings from the next append on."""
         with self.state.lock:
             self.check_writable_locked()
             self.state.config = config
@@ -405,7 +405,7 @@ class Writer(Appender):
 
     @locked
     def check_writable_locked(self) -> None:
-        """Raises what says why nothing may be written: LogClosedError, LogFailedError, ForkedWriterError."""
+        """Raises LogClosedError, LogFailedError or ForkedWriterError if nothing may be written."""
         if self.state.is_closed or self.commit.failure or self.fs.forks != self.forks:
             self.refuse_locked()
         if self.is_midway:
@@ -413,8 +413,8 @@ class Writer(Appender):
 
     @locked
     def check_appendable_locked(self) -> None:
-        """The same for records that are to get their offsets here: ReadOnlyLogError for a mirror, whose offsets are
-        another log's.
+        """Like check_writable_locked(), for records that get new offsets here. Raises ReadOnlyLogError too, for a
+        mirror, whose offsets come from another log.
         """
         self.check_writable_locked()
         if self.is_mirror:
@@ -422,13 +422,13 @@ class Writer(Appender):
 
     @locked
     def _refuse_midway_locked(self) -> NoReturn:
-        """A write or a roll ended half way, and there was not even the memory to call for taking it back."""
+        """Refuses writes after a write or roll that ended half way, when there was no memory even to undo it."""
         self.commit.poison(MemoryError("in the middle of a write"))
         self.refuse_locked()
 
     @locked
     def refuse_locked(self) -> NoReturn:
-        """Raises why nothing may be written, found again: callers looked only whether there is a reason."""
+        """Raises the reason why nothing may be written; callers only checked that there is one."""
         if self.state.is_closed:
             raise LogClosedError("the log is closed", path=self.path)
         if self.commit.failure is not None:
@@ -446,11 +446,11 @@ class Writer(Appender):
             )
         raise ForkedWriterError("the log was opened by a parent process; open it again in the child", path=self.path)
 
-    # -- what is noted beside the records -------------------------------------------------------------------------
+    # -- notes beside the records ---------------------------------------------------------------------------------
 
     @locked
     def _note_locked(self, notes: Notes) -> None:
-        """What the next opening is to know, on disk before it is true."""
+        """Writes notes for the next opening; they are on disk before they become true."""
         if notes != self.notes:
             checkpoint.write_notes(self.fs, self.path, notes, reserve=self.parent)
             self.notes = notes
@@ -461,10 +461,10 @@ class Writer(Appender):
 
     @locked
     def note_gaps_locked(self, dense_from: int) -> None:
-        """Gaps below dense_from are no losses. On disk before there is one, for readers would call it a loss."""
+        """Notes on disk that gaps below dense_from are no losses; before the first such gap, or readers report it."""
         if self.notes.dense_from >= dense_from:
             return
-        # Below dense_from seals alone tell a loss, so those of other files go before the note is on disk.
+        # Below dense_from only seals show a loss, so stale seals are removed before the note is on disk.
         has_seals = self.state.gaps.noted.has_seals or seals.drop_stale(self.fs, self.path, self.state.segments[:-1])
         self._note_locked(attrs.evolve(self.notes, dense_from=dense_from))
         self.state.gaps.noted = gaps.Noted(max(self.state.gaps.dense_from, dense_from), has_seals)
@@ -488,13 +488,13 @@ class Writer(Appender):
 
     @locked
     def save_recovery_point_locked(self) -> None:
-        """Notes on disk up to where all is on disk: the next opening checks only what lies behind."""
+        """Writes the durable end to disk as the recovery point: the next opening checks only records above it."""
         point = self.commit.durable_end
         synced_bytes = self.commit.synced_bytes
         self.recovery_bytes = synced_bytes
         self.last_recovery_ms = self.fs.monotonic_ms()
         self.active.offer_indexes()
-        # One that lags costs the next opening some checking and nothing else, so an append must not fail because of it.
+        # A lagging recovery point only makes the next opening check more, so an append must not fail because of it.
         with contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
             self.set_checkpoint(checkpoint.RECOVERY_POINT, point)
             self.recovery_point = point
@@ -503,7 +503,7 @@ class Writer(Appender):
 
     def may_wait(self, size_bytes: int, max_timestamp: int, *, has_producer: bool) -> bool:
         """Whether appending such a batch without durability may have to wait now: for another thread, a roll, a sync,
-        or for what is to be read of producers first. For a host that then appends in another thread.
+        or for reading the state of producers. If so, a host appends in another thread.
         """
         if self.sharing is not None or not self.state.lock.acquire(blocking=False):
             return True
@@ -525,11 +525,11 @@ class Writer(Appender):
     def store_scratch_locked(
         self, size: int, batches: list[EncodedBatch], now_ms: int, durability: Level | None
     ) -> None:
-        """Writes what was encoded into the scratch buffer."""
+        """Writes the batches in the scratch buffer."""
         try:
             self.store_locked(memoryview(self.scratch)[:size], batches, now_ms, durability)
         except BaseException:
-            # The traceback of the error may keep views of the buffer, which then could never grow again.
+            # The traceback of the error may keep views of the buffer, and a buffer with views cannot grow.
             self.scratch = bytearray()
             raise
 
@@ -542,8 +542,8 @@ class Writer(Appender):
             return
         if durability is not None:
             check_level(durability)
-        # The most that one write may hold: a segment, and what the policy lets be unsynced. Under `always` each batch
-        # is written and synced alone, as no batch fits into 1 byte.
+        # The largest write: a segment, or the policy's limit of unsynced bytes. Under `always`, the limit of 1 byte
+        # makes each batch a write and a sync of its own.
         most = self.state.config.segment_bytes
         if self.durability.kind == "group":
             most = min(most, self.durability.max_bytes)
@@ -559,21 +559,21 @@ class Writer(Appender):
             try:
                 self._write_parts_locked(data, batches, now_ms, most)
             except DiskFullError:
-                if self.state.end > before:  # the parts that were stored are no worse than another append's
+                if self.state.end > before:  # treat the stored parts like those of any other append
                     self.settle_locked(durability)
                 raise
         self.settle_locked(durability)
 
     @locked
     def settle_locked(self, durability: Level | None) -> None:
-        """What the policy asks for once an append is written."""
+        """Does what the policy requires after an append was written."""
         self.appends += 1
         state = self.state
         if self.is_os and durability is None:
             state.show(state.end)
             return
         kind = self.durability.kind
-        # The caller that waits for the append leads a sync or shares one; readers see nothing of it before.
+        # The caller waits for a sync, its own or a shared one; readers do not see the records before that.
         if kind == "group":
             return
         # An append that asked for "os" leaves the sync to the next one.
@@ -581,7 +581,7 @@ class Writer(Appender):
             if durability != "os":
                 self.sync_locked()
             return
-        # Under `every` and `interval` readers see what a power cut may take: the policy says so.
+        # The policies `every` and `interval` let readers see records that a power cut may lose.
         if not self.is_replicated:
             state.show(state.end)
         unsynced = state.end - self.commit.durable_end
@@ -601,10 +601,10 @@ class Writer(Appender):
         now_ms: int,
         batches: Sequence[EncodedBatch] | None = None,
     ) -> None:
-        """Writes what goes into one segment together, after rolling to a new one if it needs that.
+        """Writes batches into one segment with one call, after a roll if the active segment is full.
 
-        batches: where each batch lies in data; None for a single one. On return the log ends behind last_offset. On an
-        error it is as before, or poisoned.
+        batches: where each batch lies in data; None for a single batch. On return the log end offset is
+        last_offset + 1. After an error the log is as before, or poisoned.
         """
         size = len(data)
         if self.is_midway:
@@ -623,7 +623,7 @@ class Writer(Appender):
         start = segment.size_bytes
         end = state.end
         written_bytes = self.written_bytes
-        # Stays set where not even the memory is left to run the branches below; the next append then poisons the log.
+        # If there is no memory even to run the branches below, this stays set, and the next append poisons the log.
         self.is_midway = True
         try:
             segment.append(data, last_offset, max_timestamp, batches)
@@ -632,21 +632,21 @@ class Writer(Appender):
             self.is_midway = False
             if self.is_resting:
                 self.stir_locked()
-        except DiskFullError:  # the segment has cut its write back: all is as before
+        except DiskFullError:  # the segment has undone its write: all is as before
             self.is_midway = False
             raise
-        except StorageWriteError as error:  # what the file holds behind its end is not known
+        except StorageWriteError as error:  # the file may contain unknown bytes above its end
             self.commit.poison(error)
             raise
-        except BaseException:  # an interrupt between the write and here: no receipt names these records
+        except BaseException:  # an interrupt after the write: no receipt names these records
             self._take_back_locked(start, end, written_bytes)
             self.is_midway = False
             raise
 
     @locked
     def mend_locked(self) -> None:
-        """Takes back what a write of append_quickly() has left, which failed or was short; it has set is_midway. On
-        return the log is as before the append.
+        """Undoes a failed or short write of append_quickly(), which has set is_midway. On return the log is as before
+        the append.
         """
         try:
             self.active.cut_back()
@@ -659,9 +659,9 @@ class Writer(Appender):
     def _write_parts_locked(
         self, data: bytes | memoryview, batches: Sequence[EncodedBatch], now_ms: int, most: int
     ) -> None:
-        """Writes more than a segment, or than the policy lets be unsynced, in parts of at most that."""
+        """Writes batches in parts of at most `most` bytes, because together they exceed a segment or the policy."""
         newest = max(batch[3] for batch in batches)
-        # Rolled now if it must be at all: parts in one segment can be taken back, those in a sealed one cannot.
+        # Roll first, if a roll is needed: parts in the active segment can be undone, parts in a sealed one cannot.
         if self.active.is_full(min(len(data), self.state.config.segment_bytes), newest, batches[-1][2], now_ms):
             self.roll_locked()
         segment = self.active
@@ -671,8 +671,8 @@ class Writer(Appender):
         stored = 0
         try:
             while stored < len(batches):
-                # As many batches from here on as stay within the limit, at least one; their positions count from the
-                # first of them.
+                # Take as many batches as fit into the limit, at least one. Their positions count from the first of
+                # them.
                 first = batches[stored][0]
                 stop = stored + 1
                 while stop < len(batches) and batches[stop][0] + batches[stop][1] - first <= most:
@@ -687,7 +687,7 @@ class Writer(Appender):
         except DiskFullError as error:
             if self.active is segment and self._take_back_locked(start, end, written):
                 raise
-            # Parts are in segments that are sealed, or were seen, so they stay; say so, or a retry would repeat them.
+            # Some parts are in sealed segments or were seen, so they stay. Tell the caller, or a retry repeats them.
             raise DiskFullError(
                 f"no space left after the first {self.state.end - end} records were stored; append the rest again",
                 path=error.path,
@@ -696,11 +696,11 @@ class Writer(Appender):
 
     @locked
     def _take_back_locked(self, size: int, end: int, written_bytes: int) -> bool:
-        """Removes what this call wrote to the active segment, to which no receipt was given out.
+        """Removes the bytes that this call wrote to the active segment; no receipt names them.
 
-        False when another thread's sync has shown whole batches of it meanwhile; then they stay.
+        Returns False if another thread's sync has made some of the batches visible meanwhile; then all stay.
         """
-        with self.commit.held():  # a sync under way would count what is taken back
+        with self.commit.held():  # otherwise a running sync would count the removed bytes
             is_seen = self.state.visible > end
             may_be_copied = self.is_replicated and self.state.end > end  # followers read up to the log end
             if is_seen or may_be_copied:
@@ -709,7 +709,7 @@ class Writer(Appender):
                 self.active.cut(size)
                 recovery.rebuild(self.active)
                 transactions.index_aborted(self.active, self.state.segments)
-            except BaseException as error:  # also when memory lacks: half an index would be written over a whole one
+            except BaseException as error:  # even without memory: half an index must not overwrite a whole one
                 self.commit.poison(error)
                 raise
             self.state.end = end
@@ -718,7 +718,7 @@ class Writer(Appender):
             return True
 
     def expect_end_locked(self, expected_offset: int | None) -> None:
-        """Raises OffsetConflictError when the log does not end there; None expects nothing."""
+        """Raises OffsetConflictError unless the log ends at expected_offset; None accepts any end."""
         if expected_offset is None:
             return
         if not isinstance(expected_offset, (int, np.integer)):
@@ -732,7 +732,7 @@ class Writer(Appender):
             )
 
     def acknowledge(self, first: int, last: int, now_ms: int, durability: Level | None) -> Receipt:
-        """Waits for what was promised. Outside the append lock, so that others append meanwhile."""
+        """Waits for the promised durability, without the append lock, so that others append meanwhile."""
         reached = durability or self._level
         if reached == "disk":
             commit = self.commit
@@ -742,7 +742,7 @@ class Writer(Appender):
                     self.sharing.wait(last)
             if commit.synced_bytes - self.recovery_bytes > _RECOVERY_LAG_BYTES:
                 with self.state.lock:
-                    # Asked again: of several threads that find it due, the first one saves it.
+                    # Check again: of several threads that find it due, only the first saves it.
                     if not self.state.is_closed and commit.synced_bytes - self.recovery_bytes > _RECOVERY_LAG_BYTES:
                         self.save_recovery_point_locked()
         return Receipt(first, last, now_ms, reached, *self.key)
@@ -766,7 +766,7 @@ class Writer(Appender):
                 self.sharing.wait(target - 1)
 
     def _moved_durable_end(self, end: int) -> None:
-        """What a sync brings: readers may see more, here and in other processes."""
+        """Called after a sync: shows readers more records, here and in other processes."""
         if self.sharing is not None:
             if self.durability.waits:
                 self.sharing.show(end)
@@ -800,7 +800,7 @@ class Writer(Appender):
             return self.state.visible
 
     def _note_failure(self, cause: BaseException) -> None:
-        """The log was poisoned. After a failed write or sync the next opening, and other processes, must know of it."""
+        """Called when the log was poisoned. Notes a failed write or sync for the next opening and other processes."""
         if not isinstance(cause, (LogClosedError, CorruptLogError, LogNotFoundError)):
             recovery.note_failed_sync(self.fs, self.path)
             if self.sharing is not None:
@@ -818,9 +818,9 @@ class Writer(Appender):
 
     @keeps_order
     def roll_locked(self, base_offset: int | None = None) -> None:
-        """Old segment and its indexes on disk, then the new file and its name, then the first write: in this order.
+        """Syncs the old segment and its indexes, then creates the new file and syncs its name, before the first write.
 
-        base_offset: of the new segment, where it is not the log end but above it: a gap lies before it then.
+        base_offset: of the new segment, if it lies above the log end offset; a gap is left before it.
         """
         if base_offset is None:
             base = self.state.end
@@ -828,7 +828,7 @@ class Writer(Appender):
             base = base_offset
         old = self.active
         path = os.path.join(self.path, file_name(base, LOG))
-        # Looked up before the new segment exists: the snapshot is of what lies below its base offset.
+        # Take the snapshot before the new segment exists: it covers the records below the new base offset.
         producers = self.producers.to_save(has_producers=self.notes.producers)
         if self.lacks_aborted:
             self.index_aborted_locked()
@@ -844,9 +844,9 @@ class Writer(Appender):
                 self.commit.advance(base, self.written_bytes)  # seal() has synced all that was written
                 self.is_midway = False
             except BaseException as error:
-                # Once the new file exists it says where it begins, and an append to the old segment would give
-                # offsets out twice. Before that, lack of room or descriptors passes and the append may be repeated.
-                goes_on = False  # also where there is no memory to look
+                # Once the new file exists, its name claims the next offsets, and an append to the old segment would
+                # give them out twice. Before that, lack of space or descriptors passes, and the append may be repeated.
+                goes_on = False  # even if there is no memory for the check
                 try:
                     goes_on = isinstance(error, (DiskFullError, ResourceError)) and not self.fs.exists(path)
                 finally:
@@ -862,12 +862,12 @@ class Writer(Appender):
         if self.on_stir is None or self.commit.synced_bytes - self.recovery_bytes > _RECOVERY_LAG_BYTES:
             self.save_recovery_point_locked()
         else:
-            # The LogDir notes it at its next tick(), with those of its other logs: the file grows with their number.
-            # After a crash before that the next opening checks this segment too, and calls damage in it an error.
+            # The LogDir saves it at its next tick(), together with its other logs, because one file holds all of them.
+            # If a crash comes first, the next opening checks this segment too, and reports damage in it as an error.
             self.active.offer_indexes()
             self.last_recovery_ms = self.fs.monotonic_ms() - RECOVERY_LAG_MS
             self.stir_locked()
-        # A file that was found at opening was not checked in full, and a seal would certify its damage as sound.
+        # A file that existed at opening was not checked in full, so a seal could certify damage as sound.
         if old.is_own and old.size_bytes <= seals.ROLL_BYTES:
             seals.seal(self.fs, old, old.last_offset + 1, new.base_offset)
 
