@@ -2,8 +2,8 @@
 
 Rules:
 - Every effect is carried out here: replies call their waiters, records go to `__consumer_offsets`, timers to the state.
-- Effects are carried out in the order in which the transitions happened, also when one of them causes the next.
-- What is stored is read once, before any request is carried out.
+- Effects are carried out in the order of their transitions, even if one effect causes the next transition.
+- The stored groups are read once, before any request is carried out.
 
 Not here: the transitions of a group (logcore.coordination), requests and codes (handlers/group.py).
 """
@@ -58,7 +58,7 @@ from netshim.waiting import Answer, answer_with
 
 _log = logging.getLogger("netshim")
 
-#: Called with how a request ended. The coordinator knows a request by this.
+#: Called with the result of a request. The coordinator identifies the request by this callable.
 Done = Callable[[Any], None]
 Failed = Callable[[GroupError | None], None]
 T = TypeVar("T")
@@ -86,7 +86,7 @@ def group_rules(settings: Settings) -> Rules:
 
 
 def news_of(effect: Effect) -> tuple[str, str, tuple[object, ...]] | None:
-    """A log line about a group: (kind, text, its values); None for an effect that is none of these events."""
+    """The log line for an event of a group: (kind, text, values); None for any other effect."""
     match effect:
         case GroupFormed() as formed:
             text = "group %s formed: generation %d, %d members, %s"
@@ -114,9 +114,9 @@ def news_of(effect: Effect) -> tuple[str, str, tuple[object, ...]] | None:
 
 
 class Groups:
-    """All groups of a broker. new_id: gives the part of a member id that no other has.
+    """All groups of a broker. new_id: returns the unique part of a member id.
 
-    Before anything else is asked of it, load() has to have succeeded.
+    Call load() first: all other methods need it to have succeeded.
     """
 
     def __init__(self, state: State, new_id: Callable[[], str] = _new_id) -> None:
@@ -129,9 +129,9 @@ class Groups:
         self._timers: dict[tuple[Group, Timeout], int] = {}  # tokens of the broker's timers
         self._effects: deque[Effect] = deque()  # not carried out yet
         self._is_acting = False
-        self._now_ms = 0  # of the latest call, for effects of work that the disk has finished
+        self._now_ms = 0  # of the latest call; used for effects when work on the disk ends
         self._is_loaded = False
-        self._loading: list[Failed] | None = None  # callers of load() that wait; None when it is not under way
+        self._loading: list[Failed] | None = None  # waiting callers of load(); None while it does not run
 
     # -- effects
 
@@ -209,7 +209,7 @@ class Groups:
         return answer
 
     def load(self, now_ms: int, done: Failed) -> None:
-        """Reads what is stored, once; done(None) when that is known, done(error) when it cannot be read."""
+        """Reads the stored groups, once; done(None) once they are known, done(error) if they cannot be read."""
         self._hear(now_ms)
         if self._is_loaded:
             done(None)
@@ -223,8 +223,8 @@ class Groups:
                 self._have_loaded(None)
 
     def _read(self) -> None:
-        """Takes over the records of the topic. In another thread, because a million offsets would hold up the loop for
-        long; the coordinator is used by no other thread meanwhile. Raises LogcoreError.
+        """Loads the records of the topic into the coordinator. Runs in another thread, because a million offsets would
+        block the loop for long; no other thread uses the coordinator meanwhile. Raises LogcoreError.
         """
         found = self._topic.read()
         self._coordinator.take(found.groups, found.offsets, found.unstable, found.consumers)
@@ -260,24 +260,24 @@ class Groups:
         return self._coordinator.all()
 
     def create_topic(self) -> None:
-        """Makes `__consumer_offsets`, if it is not there. Waits for the disk. Raises LogcoreError."""
+        """Creates `__consumer_offsets`, if it does not exist. Waits for the disk. Raises LogcoreError."""
         self._topic.topic.create()
 
     # -- requests
 
     def join(self, request: Join, now_ms: int, done: Callable[[Result], None]) -> None:
-        """done(Joined or JoinRefused), maybe before this returns; so are the others."""
+        """Calls done(Joined or JoinRefused). Here, as in the methods below, done may run before the method returns."""
         self._hear(now_ms)
         self._act(self._coordinator.join(request, done, now_ms))
 
     def sync(self, request: Sync, now_ms: int, done: Callable[[Result], None]) -> None:
-        """done(Synced or GroupError)."""
+        """Calls done(Synced or GroupError)."""
         self._hear(now_ms)
         self._act(self._coordinator.sync(request, done, now_ms))
 
     def beat(self, request: Beat, now_ms: int, done: Callable[[Result], None], *, may_lack_id: bool) -> None:
-        """A heartbeat of the consumer protocol: done(Beaten or BeatRefused). may_lack_id: a newcomer without an id gets
-        one of 22 characters, as Kafka gives them.
+        """A heartbeat of the consumer protocol: calls done(Beaten or BeatRefused). may_lack_id: a new member without an
+        id gets one of 22 characters, as in Kafka.
         """
         self._hear(now_ms)
         if may_lack_id and not request.member_id and request.member_epoch == 0:
@@ -300,7 +300,7 @@ class Groups:
         return results
 
     def commit(self, who: Committer, offsets: Mapping[OffsetKey, Committed], now_ms: int, done: Failed) -> None:
-        """done(None) once the offsets are on disk and seen, else done(error), also where who asks may not commit."""
+        """Calls done(None) once the offsets are on disk and visible; done(error) if not, or if `who` may not commit."""
         self._hear(now_ms)
         self._act(self._coordinator.commit_as(who, offsets, done, now_ms))
 
@@ -312,7 +312,7 @@ class Groups:
         now_ms: int,
         done: Failed,
     ) -> None:
-        """As commit(), for offsets that count when the transaction of producer, an id and an epoch, commits."""
+        """Like commit(), for offsets that take effect when the producer's transaction commits. producer: id, epoch."""
         self._hear(now_ms)
         self._act(self._coordinator.commit_in_transaction_as(who, producer, offsets, done))
 
@@ -333,7 +333,7 @@ class Groups:
         self._act(self._coordinator.delete(group_id, done))
 
     def topics_deleted(self, names: set[str], now_ms: int) -> None:
-        """Deletes what was committed for topics that are deleted."""
+        """Deletes the offsets committed for deleted topics."""
         self._hear(now_ms)
         if OFFSETS_TOPIC in names:
             self._act(self._coordinator.unload())
@@ -346,13 +346,13 @@ class Groups:
         self.load(now_ms, forget)
 
     def stop(self, now_ms: int) -> None:
-        """Answers all requests that wait for other members. Those that wait for the disk are answered by it."""
+        """Answers all requests that wait for other members. Requests that wait for the disk are answered after it."""
         self._hear(now_ms)
         self._act(self._coordinator.stop())
 
 
 def _tell(waiter: Any, result: Result) -> None:
-    """Calls a waiter. An error of it must not keep the next effects from being carried out."""
+    """Calls a waiter. If it raises, the next effects must still be carried out."""
     try:
         waiter(result)
     except Exception:

@@ -50,7 +50,7 @@ _TICK_S: Final = 0.05
 _DRAIN_S: Final = 10.0
 #: How often a caller that waits for the broker's thread checks whether that thread has ended.
 _ALIVE_S: Final = 1.0
-#: How long a connection is kept for answers that are not ready if its client has ended sending.
+#: How long a connection stays open for pending answers after its client has stopped sending.
 _HALF_OPEN_MS: Final = 1_000
 #: A transport copies what it cannot send at once, so it is given no more while it holds this much.
 _UNSENT_BYTES: Final = 256 << 10
@@ -58,8 +58,8 @@ _UNSENT_BYTES: Final = 256 << 10
 _TOPIC_DEFAULTS: Final = {"message.timestamp.after.max.ms": 3_600_000}
 #: The most bytes that group commit leaves unsynced; above it an append syncs first, in a thread. With the library's own
 #: 1 MiB, producers with acks=1 would wait for a sync every 2 ms at 500 MB/s. The policy that is stored with a partition
-#: holds this number too: recovery accepts damage as that of a crash only in bytes that may have been unsynced. With a
-#: smaller number there it would refuse to open a log whose last 64 MiB a crash has damaged.
+#: contains this number too, because recovery accepts damage as the result of a crash only in bytes that may have been
+#: unsynced. With a smaller number, it would refuse to open a log whose last 64 MiB a crash has damaged.
 _UNSYNCED_BYTES: Final = 64 << 20
 
 
@@ -88,7 +88,7 @@ class _Peer(asyncio.BufferedProtocol):
         self.is_paused = False  # we do not read, because the connection has reached a limit
         self.is_blocked = False  # the client does not read, so the transport's buffer is full
         self._flushing = False
-        self._at_end = False  # the client has ended sending, at _end_ms
+        self._at_end = False  # whether the client has stopped sending; when is in _end_ms
         self._end_ms = 0
         self._unread = (0, 0)  # bytes the client had not read when it last made progress, and when that was
 
@@ -214,7 +214,7 @@ class _Peer(asyncio.BufferedProtocol):
     def check(self, now_ms: int) -> None:
         reason = self.connection.overdue(now_ms)
         if self._at_end and now_ms - self._end_ms >= _HALF_OPEN_MS and not self.unread_bytes:
-            reason = "the client has left"  # most clients that have ended sending do not read either
+            reason = "the client has left"  # most clients that have stopped sending do not read either
         unread, since_ms = self._unread
         has_progress = not self.is_blocked or self.unread_bytes < unread
         if has_progress or not unread:
@@ -233,10 +233,10 @@ class _Peer(asyncio.BufferedProtocol):
 class Server:
     """A broker on a port, in the running event loop: `async with Server("data") as server: ...`
 
-    path: log directory, created if it does not exist. port: 0 for a free one. host: the address to listen on, by
-    default loopback. advertised: (host, port) for clients to connect to; by default the address by which each client
-    has connected. durability, config, shared, fs: as in logcore.open_dir. settings: a Settings, or keyword arguments of
-    it. clock: the source of time, by default fs. A test that moves a clock by hand awaits tick() afterwards.
+    path: log directory, created if it does not exist. port: 0 for a free port. host: the address to listen on, by
+    default loopback. advertised: (host, port) for clients to connect to; by default the address that each client has
+    used. durability, config, shared, fs: as in logcore.open_dir. settings: a Settings; its fields may also be given as
+    keyword arguments. clock: the source of time, by default fs. A test that moves a clock by hand awaits tick() next.
     """
 
     broker: Broker
@@ -358,7 +358,7 @@ class Server:
         register_broker(registry, self.logdir.node_id, host, port, timestamp_ms=self._clock.now_ms())
 
     def _read_ids(self) -> None:
-        """Reads the ids of all topics from files of their partitions, so that no request waits for the disk for one."""
+        """Reads the ids of all topics from files of their partitions, so that no later request waits for the disk."""
         for topic in self.logdir.topics():
             with contextlib.suppress(logcore.LogcoreError, OSError):  # clients that ask for the topic get the error
                 self.logdir.topic_id(topic)
@@ -380,7 +380,7 @@ class Server:
         return f"{host}:{port}"
 
     async def stop(self, drain_s: float = _DRAIN_S) -> None:
-        """Answers what was asked, for at most drain_s seconds, then closes everything. Raises what closing raises."""
+        """Answers pending requests for at most drain_s seconds, then closes everything. Raises what closing raises."""
         if self._timer is None:
             return
         self._timer.cancel()
@@ -414,13 +414,13 @@ class Server:
     # -- time ----------------------------------------------------------------------------------------------------
 
     def now_ms(self) -> int:
-        """The wall clock at the start of the server, plus the monotonic time since: corrections of the wall clock must
-        not end sessions or waits.
+        """The wall clock at the start of the server, plus the monotonic time since then. So a correction of the wall
+        clock ends no session and no wait.
         """
         return self._epoch_ms + self._clock.monotonic_ms()
 
     async def tick(self) -> None:
-        """Does what is due now, and returns when the directory's part of it is done.
+        """Does the work that is due now, and returns when the directory's part of it is done.
 
         The server does the same many times a second. A test that moves a clock by hand calls it after each move.
         """
@@ -579,7 +579,7 @@ class ServerThread:
         return self._is_serving and self._thread.is_alive()
 
     def has_ended(self, timeout_s: float) -> bool:
-        """Whether the broker has stopped, or does so within the time."""
+        """Whether the broker has stopped, or stops within timeout_s."""
         self._thread.join(timeout_s)
         return not self.is_running
 
@@ -598,7 +598,7 @@ class ServerThread:
         return self.server.logdir
 
     def stop(self) -> None:
-        """Answers what was asked, closes the directory and ends the thread. Stopping twice is fine."""
+        """Answers pending requests, closes the directory and ends the thread. Stopping twice is fine."""
         if self._loop is not None and self._stop is not None and self._thread.is_alive():
             with contextlib.suppress(RuntimeError):  # the loop ended meanwhile
                 self._loop.call_soon_threadsafe(self._stop.set)
@@ -630,6 +630,6 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 def serve(path: str | os.PathLike[str], *, port: int = 0, **options: Any) -> ServerThread:
     """Starts a broker over a log directory in a thread of its own, and returns when it listens.
 
-    with netshim.serve("data") as server: ... server.bootstrap_servers; options as those of Server.
+    with netshim.serve("data") as server: ... server.bootstrap_servers. options: the keyword arguments of Server.
     """
     return ServerThread(path, port=port, **options)
