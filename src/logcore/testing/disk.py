@@ -1,24 +1,24 @@
 """A disk in memory that knows what a crash may leave of it, and fails when a plan (faults.py) says so.
 
-`SimulatedDisk` is an `fs.FS`: what runs on the operating system's files runs on it unchanged. What it models:
+`SimulatedDisk` is an `fs.FS`: code for the operating system's files runs on it unchanged. Its model:
 
-- A file has the content that programs see and the content that is on the disk; between the two stand the writes and
-  truncations since its last sync. A sync of the file makes them durable, but not its name.
+- A file has the content that programs see and the content that is on the disk. They differ by the writes and
+  truncations since its last sync. A sync of the file makes these durable, but not its name.
 - Names are changed in order (create, rename, unlink, mkdir, rmdir) and are durable once their directory is synced.
-- A crash keeps what is durable. Of the rest it may keep anything: each change or none, writes torn between sectors and
-  at any byte, zeros or garbage where a file grew, the new size without the data. `crash_states` lists these disks;
+- A crash keeps everything durable. It keeps or loses each other change, tears writes between sectors or at any byte,
+  and leaves zeros, garbage or the new size without the data where a file grew. `crash_states` lists these disks;
   crashstates.py chooses them.
-- A sync that failed has forgotten the data: programs still see it, the next sync succeeds, and it is not on the disk.
-  Each handle that was open gets the error once, as Linux does it.
+- A failed sync loses the data: programs still see it, and the next sync succeeds, but the data is not on the disk.
+  Each open handle gets the error once, as on Linux.
 
 Rules:
-- The same calls give the same disks. Chance comes from `seed`, time from `advance`; nothing waits.
-- `open()` with a mode gives a file object, for programs that keep files of their own (fileobjects.py).
-- Errors are those of `fs.OsFS`, with the OSError as their cause; `FaultPlan` says which call gets which.
-- After a crash this object is dead: calls raise `SimulatedCrash`. Life goes on in the disks it lists.
+- The same calls give the same disks. Randomness comes from `seed`, time from `advance`; nothing waits.
+- `open()` with a mode returns a file object, for programs that keep their own files (fileobjects.py).
+- Errors are those of `fs.OsFS`, with the OSError as their cause; `FaultPlan` says which call raises which.
+- After a crash this object is dead: its calls raise `SimulatedCrash`. Continue on the disks that it lists.
 
-It does not model permissions, links or free blocks beyond `capacity_bytes`. Several processes at once on one disk are
-processes.py's.
+It does not model permissions, symbolic links or free blocks beyond `capacity_bytes`. processes.py runs several
+processes on one disk.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 
     from logcore.testing.known import Asked
 
-#: pytest leaves frames of this module out of what it shows of a failure.
+#: pytest hides frames of this module when it shows a failure.
 __tracebackhide__ = True
 
-#: Writes of the same place in a row that are remembered.
+#: How many consecutive writes of the same place are remembered.
 _REWRITES: Final = 3
 _START_MS: Final = 1_700_000_000_000
 
@@ -61,11 +61,11 @@ class SimulatedCrash(BaseException):
 
 
 class CrashState:
-    """A disk that a crash may leave. files: path -> content, None for a directory. what: how it came to be.
+    """A disk that a crash may leave. files: path -> content, None for a directory. what: how it arose.
 
-    kind: "kill" when the end of the process alone leaves it (all that was written is there, the last write perhaps cut
-    short), "power" when it takes a loss of power. key: 64 bits that are the same for the same files, within this
-    process. now_ms: when it happened.
+    kind: "kill" if the end of the process is enough to leave it (all writes are there, the last one perhaps cut short),
+    "power" if it takes a power cut. key: 64 bits that are equal for equal files, within this process. now_ms: the time
+    of the crash.
     """
 
     __slots__ = ("_changed", "_origin", "_tree", "_what", "key", "kind", "now_ms")
@@ -130,11 +130,11 @@ def _parts(path: str) -> tuple[str, ...]:
 class SimulatedDisk(Surroundings, DiskLocks):
     """A disk in memory; give it as `fs=` to logcore.open and logcore.open_dir.
 
-    files: what is there at first, durably: path -> content, None for an empty directory. Paths that are not absolute
-    begin at the root. seed: of random_bytes and of the garbage in crash states. faults: see FaultPlan; may be set and
-    removed at any time. capacity_bytes: what all files may hold together. names: "posix", where each change of a name
-    may be lost alone, or "journal", as on ext4, where they are kept in order, any fsync keeps all before it, and a
-    rename not without the data written before it. operations: all that changed something or synced, in order.
+    files: the initial durable files: path -> content, None for an empty directory. Relative paths begin at the root.
+    seed: of random_bytes and of the garbage in crash states. faults: see FaultPlan; may be set and removed at any time.
+    capacity_bytes: the most that all files may hold together. names: "posix": each change of a name may be lost alone;
+    "journal", as on ext4: changes of names are kept in order, any fsync keeps all earlier ones, and a rename is kept
+    only with the data written before it. operations: all changes and syncs, in order.
     """
 
     def __init__(
@@ -159,11 +159,11 @@ class SimulatedDisk(Surroundings, DiskLocks):
         DiskLocks.__init__(self)
         self._numbers = itertools.count(1)
         self._handles: dict[int, tuple[File, str, bool]] = {}
-        self._unreported: dict[int, int] = {}  # errors of a sync, for handles that were open then
+        self._unreported: dict[int, int] = {}  # handle -> error of a failed sync that it has not reported
         self._next_handle = itertools.count(3)
         self._journal: list[Naming] = []
         self._dirty: dict[File, None] = {}
-        self._newest: File | None = None  # whose change came last; None when it was one of names
+        self._newest: File | None = None  # the file changed last; None if the last change was of a name
         self._writing: File | None = None  # during a write
         self._crash_in: int | None = None
         self.asked: Asked | None = None  # for Known
@@ -200,7 +200,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
         return {path: content for path, content in self.view().items() if content is not None}
 
     def view(self) -> dict[str, bytes | None]:
-        """What programs see now, with None for directories; for Known, this asks for nothing but names."""
+        """What programs see now, with None for directories; for Known, this counts as reading names only."""
         return {path: node.seen() for path, node in self.nodes().items()}
 
     def nodes(self) -> dict[str, Node]:
@@ -222,7 +222,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
         return bytes(file.content)
 
     def is_as(self, before: Mapping[str, bytes | None]) -> bool:
-        """Whether view() is what it was when the function began that Known runs, or (without that) just what it was."""
+        """Whether view() still equals `before`. With Known, only files that its function has changed are read."""
         asked = self.asked
         nodes = self.nodes()
         if asked is not None:
@@ -232,7 +232,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
         return before == {path: node.seen() for path, node in nodes.items()}
 
     def note_read(self, path: str) -> None:
-        """For Known: the content that was there when its function began decides something, of which view() told."""
+        """For Known: notes that the file's initial content, seen through view(), influences the result."""
         if self.asked is not None:
             self.asked.questions[path, True] = None
 
@@ -241,7 +241,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
             self.asked.questions |= dict.fromkeys((path, True) for path in self.asked.nodes)
 
     def put(self, path: str, content: bytes | None) -> None:
-        """Puts other content into a file, or (None) removes it, durably and behind everybody's back."""
+        """Replaces the content of a file, or removes the file (None), durably and without a recorded operation."""
         if content is None:
             directory, name = self._place(path)
             self._found.clear()
@@ -251,7 +251,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
             self._plant(path, content)
 
     def flip(self, path: str, position: int, bit: int = 0) -> None:
-        """Bit rot: turns one bit of a file around, on the disk and for its readers."""
+        """Bit rot: flips one bit of a file, on the disk and for its readers."""
         file = self._file(path)
         for content in (rotten := bytearray(file.content), durable := bytearray(file.durable)):
             if position < len(content):
@@ -269,15 +269,15 @@ class SimulatedDisk(Surroundings, DiskLocks):
         return [path for _, path, _ in list(self._handles.values())]
 
     def write_back(self) -> None:
-        """What the system does from time to time unasked: all that was written and renamed so far becomes durable."""
+        """Makes all writes and renames so far durable, as the system does from time to time."""
         self._keep_names(None)
         for file in self._dirty:
             file.sync()
         self._dirty = {}
 
     def crash_in(self, changes: int | None) -> None:
-        """The power goes in the changes-th call from now on that changes or syncs something, 0 being the next: a change
-        has reached the disk's queue then, a sync has not begun. None takes that back.
+        """Cuts the power in a later call that changes or syncs something: 0 for the next, 1 for the one after. A change
+        has then reached the disk's queue; a sync has not begun. None cancels this.
         """
         if changes is not None:
             self._crash_in = len(self.operations) + changes
@@ -285,8 +285,8 @@ class SimulatedDisk(Surroundings, DiskLocks):
             self._crash_in = None
 
     def kill(self) -> None:
-        """The process dies and the machine lives: files are closed and locks freed, the system keeps what was written.
-        Objects of the process that died stay silent; open the log again on this disk.
+        """Kills the process but not the machine: closes files and frees locks; the system keeps all writes. Objects of
+        the killed process do nothing more; open the log again on this disk.
         """
         self.forks += 1
         self._handles.clear()
@@ -294,11 +294,9 @@ class SimulatedDisk(Surroundings, DiskLocks):
         self.byte_locks.clear()
 
     def crash(self) -> None:
-        """The power goes now. What runs on this disk gets SimulatedCrash from each call; no SimulatedCrash is raised
-        here.
-        """
+        """Cuts the power now. Every later call on this disk raises SimulatedCrash; crash() itself does not."""
         self.is_dead = True
-        self.forks += 1  # so that the objects of the process that died stay silent
+        self.forks += 1  # so that objects of the killed process do nothing more
 
     def after_crash(
         self, *, limit: int | None = None, seed: int | None = None, kind: Kind | None = None
@@ -314,14 +312,14 @@ class SimulatedDisk(Surroundings, DiskLocks):
         kind: Kind | None = None,
         newest: bool = False,
     ) -> Iterator[CrashState]:
-        """What a crash at this moment may leave, each state once.
+        """The states that a crash at this moment may leave, each once.
 
-        The first is a kill that loses nothing, the second a power cut that loses all that was not synced; then names
-        without data, data without names, every prefix of the changed names and every change left out, torn and
-        garbled writes, random mixtures; and every subset of the changes, as long as there are at most EXHAUSTIVE.
-        limit: not more than so many, the first of them and others by chance. seed: of the random ones, by default the
-        disk's. kind: only these. newest: only states in which the last change plays a part; what could be before it,
-        can still be.
+        The first is a kill that loses nothing, the second a power cut that loses everything that was not synced. Then
+        come names without data, data without names, every prefix of the changed names, every single change left out,
+        torn and garbled writes, random mixtures, and every subset of the changes if there are at most EXHAUSTIVE.
+        limit: at most this many: the first ones, and a random choice of the others. seed: for the random states; by
+        default the disk's. kind: only states of this kind. newest: only states in which the last change plays a part;
+        the others could arise before it too.
         """
         self._read_all()
         rng = random.Random((self.seed if seed is None else seed) * 1_000_003 + len(self.operations))
@@ -374,10 +372,10 @@ class SimulatedDisk(Surroundings, DiskLocks):
         return node
 
     def _get(self, path: str, kind: _Failure = StorageReadError) -> Node:
-        """What stands there, with the errors of a system call."""
+        """The node at a path, with the errors of a system call."""
         node = self._find(path)
         if node is None:
-            self._place(path, kind)  # which fails, if a directory on the way is none
+            self._place(path, kind)  # raises if a part of the path is not a directory
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return node
 
@@ -415,7 +413,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
             raise StorageReadError(f"handle {handle} is not open") from OSError(errno.EBADF, os.strerror(errno.EBADF))
 
     def _ask(self, operation: str, path: str) -> int | str | None:
-        """What is to go wrong with a call that is about to be made."""
+        """The fault for the coming call, if any."""
         if self.is_dead:
             raise SimulatedCrash
         if self.faults is None:
@@ -430,7 +428,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
             _fail(action, path, StorageReadError)
 
     def _begin(self, operation: str, path: str) -> int | str | None:
-        """Before a change or a sync: notes it, and says what is to go wrong."""
+        """Before a change or a sync: records it, and returns its fault, if any."""
         action = self._ask(operation, path)
         self._writing = None
         if self.observer is not None:
@@ -439,7 +437,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
         return action
 
     def _end(self, operation: str, action: int | str | None, path: str) -> None:
-        """After a change: a crash, the error that was asked for, or nothing."""
+        """After a change: crashes, raises the planned error, or does nothing."""
         if self.observer is not None:
             self.observer(operation, True)
         if action == "crash" or (self._crash_in is not None and len(self.operations) > self._crash_in):
@@ -473,7 +471,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
         if len(pending) >= _REWRITES and all(change.rewrites(before) for before in pending[-_REWRITES:]):
             del pending[
                 -_REWRITES
-            ]  # a note that is rewritten in place for ever: its oldest version never got to the disk
+            ]  # one place that is rewritten again and again: assume that its oldest version never got to the disk
             file.variants = {}
         pending.append(change)
         file.modified_ms = self._now_ms
@@ -533,8 +531,8 @@ class SimulatedDisk(Surroundings, DiskLocks):
         exclusive: bool = False,
         permissions: int = FILE_PERMISSIONS,
     ) -> int | AnyFile:
-        """With a mode, a file object, as the standard library's open() gives it, which has `sync()` instead of a
-        descriptor. Without one, a handle, as FS.open().
+        """With a mode, returns a file object like that of the standard library's open(), but with `sync()` instead of a
+        descriptor. Without a mode, returns a handle, like FS.open().
         """
         path = os.fspath(path)
         if mode is not None:
@@ -632,7 +630,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
         self._sync("fdatasync", handle)
 
     def fsync(self, handle: int | AnyFile) -> None:
-        """Of a handle, or of a file object, as os.fsync()."""
+        """Syncs a handle, or a file object, like os.fsync()."""
         if isinstance(handle, int):
             self._sync("fsync", handle)
         else:
@@ -648,7 +646,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
                 file.forget(len(self.operations))
                 if not file.pending:
                     self._dirty.pop(file, None)
-                handles = list(self._handles.items())  # the collector may close some meanwhile
+                handles = list(self._handles.items())  # a copy: garbage collection may close some meanwhile
                 others = [other for other, held in handles if held[0] is file and other != handle]
                 self._unreported.update((other, action) for other in others)
                 _raise_sync(OSError(action, os.strerror(action)), path)
@@ -673,7 +671,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
         return len(file.content)
 
     def drop_cache(self, handle: int, position: int) -> bool:
-        """What a failed sync lost is gone from now on. Not while a part of the file is mapped."""
+        """Makes programs see the loss of a failed sync. Returns False, and does nothing, while the file is mapped."""
         file, _, _ = self._held(handle)
         with self._mutex:
             if file.mappings is not None and any(reference() is not None for reference in file.mappings):
@@ -684,8 +682,8 @@ class SimulatedDisk(Surroundings, DiskLocks):
             return True
 
     def map(self, handle: int, size: int) -> memoryview:
-        """As OsFS.map. Later writes show in the view; where the file was cut since, it shows ruins (0xDE) instead of
-        killing the process.
+        """Like OsFS.map. The view shows later writes. Where the file was truncated since, it shows 0xDE bytes; on a
+        real disk the process would die.
         """
         file, path, _ = self._held(handle)
         if self.faults is not None:
@@ -701,7 +699,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
     # -- names ---------------------------------------------------------------------------------------------------
 
     def is_readable(self, view: memoryview, *, touch: bool = False) -> bool:
-        """Always: a mapping of this disk is a copy in memory."""
+        """Always True: a mapping of this disk is a copy in memory."""
         return True
 
     def file_size(self, path: str) -> int:
@@ -728,7 +726,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
         return isinstance(self._find(path), Directory)
 
     def listdir(self, path: str) -> list[str]:
-        """Beginning anywhere: a real directory's order is one of chance too."""
+        """Rotates the order of the names, because the order in a real directory is arbitrary too."""
         self._reading("listdir", path)
         names = list(self._directory(path).entries)
         turn = 0
@@ -747,7 +745,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
             self._end("mkdir", action, path)
 
     def free_bytes(self, path: str) -> int:
-        """What capacity_bytes leaves; without it an exabyte."""
+        """The free part of capacity_bytes; without a capacity, an exabyte."""
         if self.capacity_bytes is None:
             return 1 << 60
         return self.capacity_bytes - sum(len(content) for content in self.view().values() if content is not None)
@@ -780,11 +778,11 @@ class SimulatedDisk(Surroundings, DiskLocks):
             self._end("rename", action, source)
 
     def replace(self, source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-        """As os.replace(): rename() under the name that programs know."""
+        """Like os.replace(): another name for rename()."""
         self.rename(os.fspath(source), os.fspath(target))
 
     def link(self, source: str, target: str) -> bool:
-        """As OsFS.link. After a crash the two names are files of their own: they hold the same all the same."""
+        """Like OsFS.link. After a crash, the two names are separate files with the same content."""
         with self._mutex:
             node = self._get(source, StorageWriteError)
             place, name = self._place(target)
@@ -838,7 +836,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
                 self.observer("sync_dir", True)
 
     def _keep_names(self, directory: Directory | None) -> None:
-        """Makes changes of names durable: those of one directory, or (None) all."""
+        """Makes changes of names durable: those in one directory, or all (None)."""
         left = []
         is_less = False  # whether a file may have lost its last name
         for naming in self._journal:
@@ -853,7 +851,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
                 is_less = is_less or name in place.durable
                 place.durable[name] = node
         self._journal = left
-        if is_less and len(self._dirty) > 4:  # the walk below takes longer than all else
+        if is_less and len(self._dirty) > 4:  # only then, because the walk below is slow
             living = {naming.come[2] for naming in left if naming.come is not None}
             waiting = [self._root]
             while waiting:
@@ -865,7 +863,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
             self._dirty = {file: None for file in self._dirty if file in living}
 
     def permissions(self, path: str) -> int:
-        """Those that everything has here."""
+        """The permissions that all files or all directories have here."""
         if isinstance(self._get(path), Directory):
             return DIRECTORY_PERMISSIONS
         return FILE_PERMISSIONS
