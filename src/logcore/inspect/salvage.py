@@ -1,18 +1,18 @@
 """Saves the sound batches of damaged partitions: each is copied, around the damage, into a new directory.
 
-Rules: - The source is never written, locked or repaired. No process may be writing it: its files are mapped. - A batch
-is copied byte for byte or not at all, and keeps its offsets; a segment keeps the base offset of its file. - A loss is
-reported as bytes of a file and as a range of offsets. No offset is given to two records: if the end of a log is lost,
-the copy goes on behind that end. Deleted records do not come back: the log start is kept. - If the marker of a
-transaction may be lost, the report names the transaction. No end is invented for it. - Files that an interrupted
-compaction, a deletion or a recovery left (.swap, .deleted, .cleaned, .quarantine) fill gaps. - Indexes, snapshots and
-checkpoints are rebuilt. - A copy exists whole or not at all: a partition is made under a name that neither this library
-nor Kafka opens, and is renamed when all is on disk; a log directory's file of topics, without which it cannot be
-opened, comes last.
+Rules:
+- The source is never written, locked or repaired. No process may write to it meanwhile, because its files are mapped.
+- A batch is copied byte for byte or not at all, and keeps its offsets. A segment keeps the base offset of its file.
+- A loss is reported as bytes of a file and as a range of offsets. No offset is given to two records: if the end of a
+  log is lost, the copy continues above that end. Deleted records do not come back: the log start offset is kept.
+- If the marker of a transaction may be lost, the report names the transaction. No end is invented for it.
+- Gaps are filled from .swap, .deleted, .cleaned and .quarantine files, which interrupted work left.
+- Indexes, snapshots and checkpoints are rebuilt.
+- A copy exists whole or not at all. A partition is made under a name that no program opens, and renamed once all of it
+  is on disk. A log directory cannot be opened before its file of topics is written, which comes last.
 
-The plan of a partition is made first and is small: a few numbers for each stretch between two damages. searching.py
-finds the sound batches of a file. This module judges no file (verify.py) and repairs none in place
-(partition/recovery.py).
+A partition is planned first, with a few numbers for each stretch between two damages. searching.py finds the sound
+batches of a file, verify.py judges files, and partition/recovery.py repairs them in place.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ from logcore.partition.transactions import Transactions
 from logcore.segment import ActiveSegment, Segment
 from logcore.staging.manifest import ASSIGNED, CLAIM, DAMAGED, READY, REFUSED, STATE, Manifest, read_state, staging_path
 
-#: Files that hold batches and are no segments. If two fill a gap, the first suffix counts: the order is how near the
-#: files were to being segments.
+#: Files with batches that are not segments. If two can fill a gap, the one whose suffix comes first is used: the order
+#: is by how close the file was to being a segment.
 _SPARE_SUFFIXES: Final = (LOG + SWAP, LOG + DELETED, LOG + CLEANED, QUARANTINE)
 #: Content of the file of topics until the copy of a log directory is whole. Opening it is refused.
 _UNFINISHED_TOPICS: Final = b"a copy that `logcore recover` has not finished\n"
@@ -75,8 +75,8 @@ _UNFINISHED_TOPICS: Final = b"a copy that `logcore recover` has not finished\n"
 class Part:
     """Something of the source that was not copied.
 
-    position, size_bytes: where in the file; position is None for a file as a whole. first_offset, last_offset: what is
-    missing; None where no offset is missing or it is not known which.
+    position, size_bytes: the place in the file; position is None for the whole file. first_offset, last_offset: the
+    missing offsets; None if none is missing or they are unknown.
     """
 
     path: str
@@ -98,9 +98,9 @@ class Part:
 
 @attrs.frozen(kw_only=True)
 class PartitionReport:
-    """The result for one partition. lost: what is missing now. left_out: what was not copied and is no loss.
+    """The result for one partition. lost: parts that are missing now. left_out: parts not copied that are no loss.
 
-    files: how many were read. batches, records, size_bytes: that were copied.
+    files: number of files read. batches, records, size_bytes: what was copied.
     """
 
     source: str
@@ -144,9 +144,9 @@ def salvage(
     """Copies every sound batch of a partition directory, or of a log directory with its partitions, to a new directory.
 
     target: must not exist, or be empty; for a partition it has a partition's name. tick: called with the size of each
-    file that was read. Raises LogNotFoundError when the source holds nothing of the kind, InvalidConfigError and
-    InvalidNameError for the target, and errors of writing there. What the files of the source hold raises nothing but
-    UnsupportedCodecError, where batches of the old formats need a package that is not installed.
+    file that was read. Raises LogNotFoundError when the source is no such directory, InvalidConfigError and
+    InvalidNameError for the target, and errors of writing there. The content of the source raises nothing but
+    UnsupportedCodecError, if batches of the old formats need a package that is not installed.
     """
     origin = os.fspath(source)
     goal = os.fspath(target)
@@ -196,16 +196,16 @@ def salvage(
         if staged is not None:
             _copy_directory(fs, origin, goal, done, lost, left_out)
             staged.copy(real, lost, left_out)
-        # The order matters after a crash. Checkpoints come before the names: a partition without its
-        # line of the log start could show deleted records. The file of topics comes last: without it the directory
-        # cannot be opened.
+        # The order matters after a crash. Checkpoints come before the names, because a partition without its line of
+        # the log start could show deleted records. The file of topics comes last, because the directory cannot be
+        # opened without it.
         _write_checkpoints(claim, done, gone)
         for one in done:
             _give_name(fs, fs.real_path(one.job.target))
         if staged is not None:
             damaged = _copy_small(fs, origin, goal, checkpoint.TOPICS)
             lost += damaged
-            # If the source has no such file that can be read, the copy has none: each directory is then a topic.
+            # If the source has no readable file of topics, neither has the copy: each directory is then a topic.
             if damaged or not fs.exists(os.path.join(origin, checkpoint.TOPICS)):
                 fs.unlink(os.path.join(real, checkpoint.TOPICS))
                 fs.sync_dir(real)
@@ -224,8 +224,8 @@ def salvage(
 
 @attrs.frozen
 class _Job:
-    """One partition to be copied. key: that of the copy. known_as: log directory -> the name that the checkpoints there
-    have for the source.
+    """One partition to be copied. key: of the copy. known_as: log directory -> the source's name in the checkpoints
+    there.
     """
 
     source: str
@@ -244,8 +244,8 @@ def _key_of(path: str) -> Key | None:
 
 
 def _beside(path: str) -> dict[str, Key]:
-    """The checkpoints beside a partition. path: resolved, because a log directory may have a partition by a symbolic
-    link to another log directory.
+    """The checkpoints beside a partition. path: resolved, because a partition may be a symbolic link into another log
+    directory.
     """
     own = _key_of(path)
     if own is None:
@@ -254,8 +254,8 @@ def _beside(path: str) -> dict[str, Key]:
 
 
 def _known_as(fs: FS, source: str, target: str, key: Key) -> dict[str, Key]:
-    """The checkpoints that know a single partition: those beside it under its own name, if they list it. Otherwise it
-    was moved or renamed (t-0 to t-0.bad), and the checkpoints beside the copy may know it too.
+    """The checkpoints that know a single partition: those beside it, if they list its name. If not, the partition was
+    moved or renamed (t-0 to t-0.bad), and the checkpoints beside the copy may know it too.
     """
     own = _key_of(source)
     parent = os.path.dirname(source)
@@ -304,7 +304,7 @@ def _give_name(fs: FS, path: str) -> None:
 
 
 def _misunderstood(fs: FS, jobs: Iterable[_Job]) -> list[Part]:
-    """Checkpoints that would say where logs begin and end, and cannot be understood."""
+    """Checkpoints of log starts and log ends that cannot be understood."""
     what = {
         checkpoint.LOG_START: "records that were deleted may be back",
         checkpoint.RECOVERY_POINT: "a lost end of a log may not show",
@@ -320,11 +320,11 @@ def _misunderstood(fs: FS, jobs: Iterable[_Job]) -> list[Part]:
 def _copy_directory(
     fs: FS, source: str, target: str, done: Sequence[_Saved], lost: list[Part], left_out: list[Part]
 ) -> None:
-    """Copies what a log directory holds beside partitions and topics, and adds what is lost and what is left out."""
+    """Copies the other files of a log directory, and notes lost and left-out parts."""
     lost += _copy_small(fs, source, target, checkpoint.META_PROPERTIES)
     damaged_ids = _copy_small(fs, source, target, checkpoint.PRODUCER_IDS)
     lost += damaged_ids
-    if damaged_ids:  # two producers must never get the same id: go on above all ids in the batches
+    if damaged_ids:  # two producers must never get the same id: continue above all ids in the batches
         end = 0
         if done:
             end = max(one.producer_ids for one in done)
@@ -371,11 +371,11 @@ def _write_checkpoints(claim: Claim, done: Sequence[_Saved], gone: Mapping[Key, 
 
 
 class _Staged:
-    """The staged writes beside a log directory (staging/): the published ones are copied, with the files that say which
+    """The staged writes beside a log directory (staging/): copies the published ones, with the files that say which
     ones are done.
 
-    given: (topic, partition) -> end of the offsets that were given to a write and not yet filled by it. The write is
-    not copied: its files are made for these offsets of the source, and the copy goes on behind them.
+    given: (topic, partition) -> end of the offsets that a write was given but has not filled. Such a write is not
+    copied, because its files are made for these offsets of the source; the copy continues above them.
     """
 
     def __init__(self, fs: FS, directory: str) -> None:
@@ -488,8 +488,8 @@ class _Partition:
         self.left_out: list[Part] = []
         self.losses: list[int] = []  # offsets in front of which something is lost, rising
         self.found: list[Extent | BadStretch] = []  # in the files of the log
-        # Spare files are read when the first gap needs them. The two lists below are of all of them together, by first
-        # offset; spare_ends is the highest end up to each extent.
+        # Spare files are read when the first gap needs them. The two lists below cover all of them, by first offset;
+        # spare_ends is the highest end up to each extent.
         self.read_spares: dict[str, list[Extent]] = {}  # name of a spare file -> its extents that belong to this log
         self.spare_extents: list[tuple[Extent, int, str]] | None = None
         self.spare_ends: list[int] = []
@@ -511,7 +511,7 @@ class _Partition:
         for extent in extents:
             segments.setdefault(extent.base, []).append(extent)
         if not extents or extents[-1].next_offset < end:
-            segments[end] = []  # an empty segment, so that the copy goes on behind the lost end
+            segments[end] = []  # an empty segment, so that the copy continues above the lost end
         copy = _Copy(fs, self.work, self._producers(start, end), self.losses)
         for base, parts in segments.items():
             copy.write(base, parts)
@@ -521,7 +521,7 @@ class _Partition:
         if len(copy.producers):
             checkpoint.write(fs, self.work, file_name(end, SNAPSHOT), copy.producers.pack())
         self.lost += _copy_small(fs, self.source, self.work, checkpoint.PARTITION_METADATA)
-        # The policy file says from where on the log has no gaps. A copy with a loss has gaps, and gets no such file.
+        # The policy file says from which offset on the log has no gaps. A copy with a loss has gaps, so it gets none.
         if self.gaps.dense_from < order.NEVER and not self.lost:
             _copy_small(fs, self.source, self.work, checkpoint.POLICY)
         fs.sync_dir(self.work)
@@ -566,7 +566,7 @@ class _Partition:
                     high = min(next_base, _limit(base))
                 found += Search(source, base, base, high, is_dense=base >= self.gaps.dense_from).found
                 found += self._cut_short(source, base, next_base, found)
-        # The copy ends at or behind every offset that was given out: to a staged write, to records that were on disk or
+        # The copy ends at or above every offset that was given out: to a staged write, to records that were on disk or
         # visible by the checkpoints, to the last segment, to the last batch.
         ends = [one.next_offset for one in found if one.next_offset]
         end = max([self.given, *(one.end for one in self.noted), *self.bases[-1:], *ends[-1:]])
@@ -596,7 +596,7 @@ class _Partition:
     def _cut_short(
         self, source: Source, base: int, next_base: int | None, found: Sequence[Extent | BadStretch]
     ) -> list[BadStretch]:
-        """The loss behind the batches of a segment, by the notes about gaps and by its seal."""
+        """The loss after the last batch of a segment, by the notes about gaps and by its seal."""
         if next_base is None:
             return []
         reached = max(base, *(one.next_offset for one in found if one.base == base), 0)
