@@ -1,13 +1,14 @@
-"""What batch writes and streams have in common: rows are staged by tasks, and all of them are published at once.
+"""The common part of batch writes and streams: tasks stage rows, and the driver publishes all of them at once.
 
 Rules:
 - Columns and options are checked in StagedWrite.plan(), before any task runs.
-- A task's files have its attempt in their names, so that a retry, a twin or a latecomer never meets another's; only
-  what the messages of a commit name is published.
-- Past the moment of publishing nothing is removed any more, whatever Spark calls.
+- The names of a task's files contain its attempt, so that two attempts of a task never write the same file. Only files
+  that the messages of a commit name are published.
+- Once a process has begun to carry out a published write, nothing of it is removed, whatever Spark calls. Before that,
+  an error in publishing or a timeout withdraws the write.
 
-This module knows no format: logcore.staging writes the files and carries the write out; rows.py says where a
-row goes.
+This module knows no format: logcore.staging writes the files and carries the write out; rows.py chooses the partition
+of each row.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class PublishTimeoutError(LogcoreError):
 
 class StagedMessage(WriterCommitMessage):
     """What one task wrote: files that it staged, or pieces that this message carries. query, batch_id: of the stream
-    whose batch this is, None if there is none.
+    and its batch; None for a batch write.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class StagedMessage(WriterCommitMessage):
 
 @attrs.frozen
 class StagedWrite:
-    """One write, as it was planned; pickled to its tasks. topics: those that there are, as they were then."""
+    """The plan of one write; pickled to its tasks. topics: the topics that existed when it was planned."""
 
     options: WriteOptions
     txid: str
@@ -115,7 +116,7 @@ class StagedWrite:
         context = TaskContext.get()
         if context is None:
             return self.stage(batches, 0, 0)
-        # In foreachBatch too: the query survives restarts from the same checkpoint, and no other checkpoint has it.
+        # Also set in foreachBatch. The id of a query survives restarts, and no query of another checkpoint has it.
         query = context.getLocalProperty("sql.streaming.queryId")
         batch_id = context.getLocalProperty("streaming.sql.batchId")
         number = None
@@ -139,7 +140,7 @@ class StagedWrite:
         return StagedMessage(self.txid, task, files, carried, query, batch_id)
 
     def publish(self, messages: Sequence[StagedMessage], query: str | None) -> None:
-        """On the driver, when every task has succeeded: publishes all that they staged. Raises LogcoreError."""
+        """On the driver, once every task has succeeded: publishes all staged rows. Raises LogcoreError."""
         options = self.options
         staging = Staging(OS, options.path)
         stored = iter(staging.store(self.txid, [piece for message in messages for piece in message.carried]))
@@ -157,7 +158,7 @@ class StagedWrite:
         )
         try:
             staging.publish(manifest)
-        except BaseException:  # its name may be there: not to be carried out after the job has failed
+        except BaseException:  # the manifest may exist; withdraw it, because the job has failed
             staging.withdraw(manifest.app_id, manifest.version, self.txid)
             raise
         carry_out(OS, staging, options.app_id, options.version, self.txid, options.publish_timeout)
@@ -166,8 +167,8 @@ class StagedWrite:
 def carry_out(fs: FS, staging: Staging, app_id: str, version: int, txid: str, timeout_seconds: float) -> None:
     """Carries out a published manifest, or waits for the process that holds the directory to do so.
 
-    On an error the manifest has been withdrawn, so that nothing is published. If a process had begun to publish it
-    by then, the error says that the write will be published.
+    On an error the manifest is withdrawn, so that nothing is written. If a process has already begun to carry it out,
+    the error says that the write will be published.
     """
     deadline = time.monotonic() + timeout_seconds
     while True:
