@@ -468,3 +468,39 @@ def test_a_damaged_swap_file_is_not_put_in_place() -> None:
     del gone[name]
     with pytest.raises(logcore.CorruptLogError, match="compaction"):
         open_log(SimulatedDisk(gone))
+
+
+@pytest.mark.parametrize("beside", [".log.cleaned", ".seal.cleaned"])
+def test_a_new_segment_that_another_program_removes_replaces_none(beside: str) -> None:
+    """As soon as another file of it is there: before it has its seal, or then."""
+
+    class Tidied(SimulatedDisk):
+        beside = ""
+
+        def _tidy(self) -> None:
+            if self.beside and any(name.endswith(self.beside) for name in self.files()):
+                for name in [name for name in self.files() if name.endswith(".log.cleaned")]:
+                    self.unlink(name)
+
+        def modified_ms(self, path: str) -> int:
+            self._tidy()
+            return super().modified_ms(path)
+
+        def sync_dir(self, path: str) -> None:
+            self._tidy()
+            super().sync_dir(path)
+
+    disk = Tidied()
+    with open_log(disk) as log:
+        for number in range(60):
+            log.append(b"%d" % number * 10, key=b"k%d" % (number % 4))
+        log.roll()
+        before = pairs(log)
+        disk.beside = beside
+        with pytest.raises(logcore.CompactionAbandonedError, match="removed by another program"):
+            clean(log, force=True)
+        disk.beside = ""
+        assert pairs(log) == before
+        assert not [name for name in disk.files() if name.endswith((".cleaned", ".swap"))]
+        assert clean(log, force=True) is not None, "and another round may begin"
+        assert pairs(log) != before

@@ -27,6 +27,7 @@ from logcore.errors import (
 from logcore.names import CLEANED, SEAL
 from logcore.partition import epochs, recovery, seals, transactions
 from logcore.partition.cutting import plan_cut
+from logcore.partition.segmentfiles import new_segment_gone
 from logcore.partition.transactions import Transactions
 from logcore.partition.writer import Writer
 from logcore.segment import ActiveSegment, Segment
@@ -194,9 +195,13 @@ class Rewriting:
     def add_seal(self, old: Sequence[Segment], new: ActiveSegment, crc32c: int) -> None:
         """The seal of a new segment that is to replace old ones. crc32c: of what was written to it."""
         bases = [*(segment.base_offset for segment in self.sealed), self.active_base]
+        try:
+            modified_ms = self.fs.modified_ms(new.path)
+        except FileNotFoundError:
+            raise new_segment_gone(new) from None
         seal = seals.Seal(
             size_bytes=new.size_bytes,
-            modified_ms=self.fs.modified_ms(new.path),
+            modified_ms=modified_ms,
             crc32c=crc32c,
             end_offset=new.last_offset + 1,
             next_base_offset=bases[bases.index(old[-1].base_offset) + 1],

@@ -156,7 +156,7 @@ class SegmentFiles:
         present = set(fs.listdir(self._path))
         suffixes = [suffix for suffix in SEGMENT_FILES if os.path.basename(new.file(suffix)) in present]
         if LOG not in suffixes:
-            raise CompactionAbandonedError("the new segment was removed by another program", path=new.path)
+            raise new_segment_gone(new)
         paths = [os.path.join(self._path, file_name(new.base_offset, suffix)) for suffix in suffixes]
         # A crash in here leaves some of these names. Opening discards them, unless all of them exist.
         try:
@@ -220,6 +220,11 @@ def list_names(fs: FS, directory: str) -> list[str]:
 def list_bases(fs: FS, directory: str) -> list[int]:
     """Base offsets of the segments in a partition directory, rising."""
     return bases_in(list_names(fs, directory))
+
+
+def new_segment_gone(new: Segment) -> CompactionAbandonedError:
+    """The error for a segment that was to replace others, and whose .log file is not there."""
+    return CompactionAbandonedError("the new segment was removed by another program", path=new.path)
 
 
 def segments_gone(path: str, known: int) -> CorruptLogError:
