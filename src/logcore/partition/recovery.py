@@ -254,9 +254,8 @@ def look_past(segment: ActiveSegment, error: CorruptLogError, recovery_point: in
     if _has_failed_sync(segment):
         _rewrite(segment.fs, segment.path, segment.size_bytes)
         segment.reopen()
-    bad = segment.size_bytes
-    if error.position is not None:
-        bad = error.position
+    bad = error.position
+    assert bad is not None, "recover() names the position of what it meets"
     first_offset = segment.last_offset + 1
     next_offset = None
     if error.offset is not None:  # the batch itself may have been taken note of
