@@ -807,8 +807,7 @@ class ActiveSegment(GrowingSegment):
         """
         self._mapping = None
         self.held = None
-        if self.checked[0] > size:
-            self.checked = (0, self.base_offset)
+        assert self.checked[0] <= size, "only what is visible is checked by readers"
         self.fs.truncate(self.handle, size)
         self.fs.fsync(self.handle)
         self._size = size
