@@ -14,8 +14,10 @@ import pytest
 
 import logcore
 from logcore import LogDir
+from logcore.bytelocks import TRANSACTIONS_BYTE
+from logcore.claiming import claim_directory
 from logcore.directory.topicfile import TopicEntry, new_id, read_topics, write_topics
-from logcore.fs import OS
+from logcore.fs import OS, OsFS
 
 _CONTEXT = multiprocessing.get_context("fork")
 
@@ -193,3 +195,27 @@ def test_a_stopped_process_outside_its_turn_holds_up_nobody(data: LogDir, other:
     assert append(data, "t", b"2") == 1
     os.kill(other.process.pid, signal.SIGCONT)
     assert other.call(append, "t", b"3") == 2
+
+
+def test_who_decides_about_transactions_keeps_others_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("logcore.bytelocks.TURN_SECONDS", 0)
+    claim = claim_directory(OsFS(), str(tmp_path), "t-0", shared=True)
+    beside = OsFS()
+    handle = beside.open(str(tmp_path / ".lock"), write=True)
+    with claim.deciding(), claim.deciding():
+        assert not beside.lock_byte(handle, TRANSACTIONS_BYTE)
+    assert beside.lock_byte(handle, TRANSACTIONS_BYTE)
+    with pytest.raises(logcore.LogLockedError), claim.deciding():
+        raise AssertionError("another process decides")
+    beside.close(handle)
+    claim.release()
+
+
+def test_a_claim_without_a_turn_decides_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for nobody, since no other process has the directory."""
+    fs = OsFS()
+    claim = claim_directory(fs, str(tmp_path), "t-0")
+    monkeypatch.setattr(fs, "lock_byte", None)
+    with claim.deciding(), claim.deciding():
+        assert not claim.is_shared
+    claim.release()
