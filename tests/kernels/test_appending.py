@@ -7,6 +7,7 @@ whose clock shows what the receipts of the other say. Files and fields then have
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import pickle
 import resource
@@ -18,20 +19,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import logcore
+from logcore.config import LogConfig
 from logcore.fs import OsFS
 from logcore.kernels import Appender, appending, layout, plain
 from logcore.kernels.checksum import crc32c
 from logcore.partition.writer import Writer
 from logcore.reader import listen_to
+from logcore.segment import ActiveSegment
 from logcore.testing import SimulatedDisk
 from support.kernels import compiled, runs_compiled
 
 pytestmark = runs_compiled
 
+T0 = 1_700_000_000_000
 FIELDS = [name for name in appending.SegmentFields.__annotations__ if name not in ("handle", "held", "_indexes")]
 STATE_FIELDS = ("end", "visible", "is_closed", "log_start")
 WRITER_FIELDS = ("written_bytes", "appends", "leader_epoch", "rolls", "is_midway", "is_held", "is_resting")
@@ -361,6 +365,49 @@ def test_both_ways_leave_the_same_files(program: list[tuple[Any, ...]]) -> None:
         for twin in twins:
             twin.log.close()
             shutil.rmtree(os.path.dirname(twin.path))
+
+
+class PlainSegment(ActiveSegment):
+    """Takes note of batches by the plain kernels."""
+
+    is_full = appending.SegmentFields.is_full
+    note = appending.SegmentFields.note
+    note_each = appending.SegmentFields.note_each
+    _add_entries = appending.SegmentFields._add_entries
+
+
+@given(
+    batches=st.lists(st.tuples(st.integers(61, 200), st.sampled_from([-1, 0, 3, 5, 90])), max_size=30),
+    config=st.fixed_dictionaries(
+        {
+            "index.interval.bytes": st.sampled_from([0, 100, 1000]),
+            "segment.index.bytes": st.sampled_from([24, 48, 1000]),
+        }
+    ),
+    first=st.integers(0, 30),
+)
+@example(batches=[(100, 1), (100, 3), (100, 2)], config={"index.interval.bytes": 0, "segment.index.bytes": 24}, first=1)
+def test_both_kernels_note_the_same_of_a_batch(
+    batches: list[tuple[int, int]], config: dict[str, int], first: int
+) -> None:
+    """first: how many of them are noted one by one, before the rest together."""
+    noted = list[list[Any]]()
+    for kind in (ActiveSegment, PlainSegment):
+        disk = SimulatedDisk({"t-0": None})
+        segment = kind(disk, "t-0", 7, LogConfig.parse(config), create=True)
+        told = list[Any]()
+        ends = list(itertools.accumulate((size for size, _ in batches), initial=0))
+        rows = [(at, size, 7 + slot, time) for slot, (at, (size, time)) in enumerate(zip(ends, batches, strict=False))]
+        for row in rows[:first]:
+            told.append(segment.is_full(row[1], row[3], row[2], T0))
+            segment.note(*row)
+            told.append([getattr(segment, name) for name in FIELDS])
+        segment.note_each(0, rows[first:])
+        told.append([getattr(segment, name) for name in FIELDS])
+        told += [bytes(index.data) for index in (segment.offset_index, segment.time_index)]
+        told.append({path: data for path, data in disk.files().items() if not path.endswith(".log")})
+        noted.append(told)
+    assert noted[0] == noted[1]
 
 
 def test_appends_by_threads_each_get_an_offset_of_their_own(log: logcore.Log) -> None:
