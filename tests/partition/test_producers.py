@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import struct
 from pathlib import Path
@@ -18,8 +19,10 @@ from logcore import recordbatch
 from logcore.index import TXN_ENTRY
 from logcore.log import Log
 from logcore.partition.producers import Producers, SequencedBatch, last_sequence, snapshot_entries
-from logcore.recordbatch import encode
-from logcore.testing import SimulatedDisk
+from logcore.partition.producerstate import coordinator_epochs
+from logcore.recordbatch import Marker, encode
+from logcore.segment import Segment
+from logcore.testing import Fault, FaultPlan, SimulatedDisk
 from support.vectors import VECTORS
 
 NOW_MS = 10**15  # times of records that never expire
@@ -217,6 +220,94 @@ def test_a_failed_append_is_not_known(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def _full(*_: Any) -> None:
     raise logcore.DiskFullError("no space")
+
+
+@pytest.mark.parametrize("at", [2, 3])
+def test_what_a_failed_append_has_stored_is_known(at: int) -> None:
+    """Parts that stand in later segments stay. Sent again, they are duplicates, and the rest is new."""
+    disk = SimulatedDisk(now_ms=NOW_MS)
+    with logcore.open("t-0", create=True, config={"segment.bytes": 250}, durability="os", fs=disk) as log:
+        log.append_batch(batch(0))
+        disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*.log", at=at))
+        with pytest.raises(logcore.DiskFullError, match="were stored"):
+            log.append_batch(b"".join(batch(n) for n in range(1, 10)))
+        disk.faults = None
+        assert 1 < log.log_end_offset < 10
+        for n in range(max(0, log.log_end_offset - 5), 10):
+            assert log.append_batch(batch(n)).offset == n
+        assert offsets(log) == list(range(10))
+
+
+def test_a_roll_beside_batches_that_cannot_be_read_saves_no_producers(tmp_path: Path) -> None:
+    """A snapshot without them would let their batches in again. Who names a producer is told of the damage."""
+    path = tmp_path / "t-0"
+    with logcore.open(path, create=True) as log:
+        log.append_batch(batch(0))
+    for snapshot in path.glob("*.snapshot"):
+        snapshot.unlink()
+    with logcore.open(path) as log:
+        with (path / f"{0:020d}.log").open("r+b") as file:
+            file.seek(8)
+            file.write(b"\xff")  # the length in the head
+        log.roll()
+        assert log.append(b"of no producer").offset == 1
+        log.roll()
+        assert not list(path.glob("*.snapshot"))
+        with pytest.raises(logcore.CorruptBatchError):
+            log.append_batch(batch(0))
+
+
+def test_a_snapshot_that_goes_before_it_is_read_is_none() -> None:
+    """Another process that shares the log has written a newer one, and removed it."""
+
+    class Racing(SimulatedDisk):
+        gone = ""
+
+        def listdir(self, path: str) -> list[str]:
+            names = super().listdir(path)
+            if self.gone in names:
+                self.unlink(f"{path}/{self.gone}")
+            return names
+
+    disk = Racing(now_ms=NOW_MS)
+    with logcore.open("t-0", create=True, fs=disk) as log:
+        for n in range(4):
+            log.append_batch(batch(n))
+            log.roll()
+    with logcore.open("t-0", fs=disk) as log:
+        disk.gone = f"{4:020d}.snapshot"
+        assert [log.append_batch(batch(n)).offset for n in (3, 4)] == [3, 4]
+        assert not disk.exists(f"t-0/{disk.gone}")
+
+
+def test_only_so_much_below_a_snapshot_is_read_for_batches_that_may_come_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From the index entry before it on. What lies further back is refused as out of order, and never stored twice."""
+    size = len(batch(0))
+    disk = SimulatedDisk(now_ms=NOW_MS)
+    config = {"index.interval.bytes": 0}
+    with logcore.open("t-0", create=True, config=config, fs=disk) as log:
+        for n in range(20):
+            log.append_batch(batch(n))
+    for known in (0, 1, 3, 5):
+        monkeypatch.setattr("logcore.partition.producerstate._LOOK_BACK_BYTES", known * size)
+        with logcore.open("t-0", config=config, fs=disk) as log:
+            for n in range(14, 20):
+                if n < 20 - max(known, 1):  # the snapshot itself has the last one
+                    with pytest.raises(logcore.OutOfOrderSequenceError):
+                        log.append_batch(batch(n))
+                else:
+                    assert log.append_batch(batch(n)).offset == n
+            assert log.log_end_offset == 20
+
+
+def test_a_marker_that_is_cut_off_names_no_coordinator() -> None:
+    data = recordbatch.transaction_marker(0, 0, NOW_MS, producer=(7, 0), marker=Marker("COMMIT", 3))
+    disk = SimulatedDisk({f"t-0/{0:020d}.log": data})
+    assert coordinator_epochs(Segment(disk, "t-0", 0))(0) == 3
+    disk = SimulatedDisk({f"t-0/{0:020d}.log": data[:-1]})
+    assert coordinator_epochs(Segment(disk, "t-0", 0))(0) == -1
 
 
 def test_P51_old_producers_expire_by_the_times_of_their_records(tmp_path: Path) -> None:

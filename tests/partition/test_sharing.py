@@ -271,6 +271,50 @@ def test_a_read_that_fails_once_leaves_nothing_half_known(path: Path) -> None:
         assert [record.value for record in one.read(0)] == [b"0", b"1", b"2", b"3"]
 
 
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_producers_are_not_half_known_after_a_marker_that_could_not_be_read(path: Path, nth: int) -> None:
+    class Flaky(OsFS):
+        left = 0
+
+        def pread(self, handle: int, size: int, position: int) -> bytes:
+            if self.left and self.path_of(handle).endswith(".log"):
+                self.left -= 1
+                if not self.left:
+                    raise logcore.StorageReadError("read failed", path="x")
+            return super().pread(handle, size, position)
+
+    flaky = Flaky()
+    with logcore.open(path, create=True, shared=True, config=CONFIG, fs=flaky) as one, opened(path) as other:
+        one.append_batch(batch(b"0", 7, 0, transactional=True))
+        other.append_batch(batch(b"1", 7, 1, transactional=True))
+        other.end_transaction(7, 0, commit=True)
+        other.append_batch(batch(b"3", 8, 0))
+        flaky.left = nth
+        with pytest.raises(logcore.StorageReadError):
+            one.append(b"not stored")
+        assert nth == 1 or not one.writer.producers.is_known
+        assert one.append_batch(batch(b"3", 8, 0)).offset == 3
+        assert one.append_batch(batch(b"1", 7, 1, transactional=True)).offset == 1
+        assert one.append_batch(batch(b"4", 7, 2, transactional=True)).offset == 4
+
+
+@pytest.mark.parametrize("at_once", [1, 1 << 20])
+def test_what_the_other_appended_is_taken_in_whatever_is_read_at_once(
+    both: tuple[logcore.Log, logcore.Log], monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr("logcore.segment._WALK_BYTES", at_once)
+    one, other = both
+    one.append(b"first")
+    for number in range(8):
+        other.append_batch(batch(b"%d" % number * 20, 7, number))
+    assert one.append_batch(batch(b"7" * 20, 7, 7)).offset == 8
+    assert one.append(b"last").offset == 9
+    assert [one.get(offset).offset for offset in range(10)] == list(range(10))
+    indexes = [log.writer.active.offset_index for log in both]
+    other.refresh()
+    assert bytes(indexes[0].data) == bytes(indexes[1].data)
+
+
 def test_what_is_not_synced_is_not_shown_elsewhere(both: tuple[logcore.Log, logcore.Log]) -> None:
     one, other = both
     one.append(b"0", durability="os")
