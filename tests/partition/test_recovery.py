@@ -439,6 +439,26 @@ def test_a_tail_that_another_program_takes_away_while_it_is_copied_ends_there() 
         assert log.append(b"next").offset == 1
 
 
+def test_a_last_batch_that_another_program_takes_away_while_it_is_checked_is_an_error() -> None:
+    """It was on disk, so what follows is not judged as a torn tail alone."""
+    data = b"".join(encode([(None, b"kept")], base_offset=at, leader_epoch=0) for at in range(3))
+
+    class Shortened(SimulatedDisk):
+        is_tail_read = False
+
+        def pread(self, handle: int, size: int, position: int) -> bytes:
+            if self.is_tail_read:
+                return b""
+            self.is_tail_read = position == len(data)
+            return super().pread(handle, size, position)
+
+    disk = Shortened({f"t-0/{LOG}": data + b"torn", RECOVERY_POINT: b"0\n1\nt 0 3\n"})
+    with pytest.raises(logcore.CorruptLogError, match="this batch was on disk") as met:
+        logcore.open("t-0", fs=disk)
+    assert (met.value.position, met.value.offset) == (len(data) // 3 * 2, 2)
+    assert disk.content(f"t-0/{LOG}") == data + b"torn"
+
+
 def test_a_file_that_shrinks_while_it_is_copied_ends_the_opening() -> None:
     """After a failed sync what is kept goes into a new file; a part of it must not pass for all of it."""
 
@@ -712,6 +732,26 @@ def test_damage_far_into_a_segment_is_said_to_be_there(tmp_path: Path) -> None:
         (damage,) = log.recovery_report.damage
         assert (damage.first_offset, damage.next_offset, damage.position) == (4_500, 5_000, 4_500 * size)
         assert [record.offset for record in log.read(4_501, 4_503)] == [4_501, 4_502]
+
+
+def test_first_segments_that_are_gone_are_an_error_or_kept_as_damage(tmp_path: Path) -> None:
+    path = tmp_path / "orders-0"
+    with logcore.open(path, create=True, config={"segment.bytes": 250}) as log:
+        for at in range(6):
+            log.append(b"%d" % at * 32)
+    (path / LOG).unlink()
+    with pytest.raises(logcore.CorruptLogError, match="the first segments of the log are missing") as met:
+        logcore.open(path)
+    assert met.value.offset == 0
+    with logcore.open(path, on_corruption="quarantine") as log:
+        assert log.recovery_report is not None
+        (damage,) = log.recovery_report.damage
+        assert (damage.first_offset, damage.next_offset, damage.position) == (0, 2, 0)
+        assert log.log_start_offset == 0, "what was not deleted is not called so"
+        with pytest.raises(logcore.CorruptLogError):
+            list(log.read(0))
+        assert [record.offset for record in log.read(2)] == [2, 3, 4, 5]
+        assert log.append(b"next").offset == 6
 
 
 def test_quarantine_keeps_a_damaged_segment_before_the_last(tmp_path: Path) -> None:
