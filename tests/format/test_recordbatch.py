@@ -791,6 +791,19 @@ def test_a_damaged_slice_is_an_error_of_the_tree(kernel: Any, data: st.DataObjec
     assert whole or found == wanted
 
 
+def test_a_count_that_the_bytes_cannot_hold_is_an_error_before_the_first_slice() -> None:
+    """Else a reader would have taken thousands of records of a batch that is damaged."""
+    raw = bytearray(encode([(None, b"v")] * 9))
+    count = (len(raw) - 61) // 7 + 1  # a record takes seven bytes at least
+    raw[57:61] = count.to_bytes(4, "big")
+    raw[23:27] = (count - 1).to_bytes(4, "big")
+    stamp_crc(raw)
+    (batch,) = read_batches(bytes(raw))
+    for slices in (batch.record_slices(2), batch.column_slices(2)):
+        with pytest.raises(InvalidRecordError, match="more than the bytes can hold"):
+            next(slices)
+
+
 MANY = 100_000
 
 

@@ -489,6 +489,15 @@ def test_a_reader_knows_epochs_and_the_recovery_point_as_its_writer_noted_them(p
         assert reader.end_of_epoch(0) == (0, 1) and reader.leader_epoch == 4, "by the batches"
 
 
+def test_a_reader_has_repaired_nothing_and_moves_no_high_watermark(partition: Path) -> None:
+    with logcore.open(partition, create=True, replicated=True) as log:
+        assert log.recovery_report is not None
+        assert log.is_replicated
+    with logcore.open(partition, read_only=True) as reader:
+        assert reader.recovery_report is None
+        assert not reader.is_replicated
+
+
 def test_a_closed_log_is_not_read(partition: Path) -> None:
     log = logcore.open(partition, create=True)
     log.close()

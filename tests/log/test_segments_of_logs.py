@@ -18,9 +18,9 @@ import logcore
 from logcore.config import Durability
 from logcore.index import TXN_ENTRY
 from logcore.kernels import layout
-from logcore.reader import segments_between
+from logcore.reader import avoid_mapping, segments_between
 from logcore.recordbatch import encode, read_batches
-from logcore.segment import ActiveSegment, GrowingSegment, Segment
+from logcore.segment import ActiveSegment, GrowingSegment, PiecedSegment, Segment
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 from support.logs import SMALL, T0, done, segments, values
 
@@ -437,6 +437,8 @@ def test_a_fetch_gets_the_bytes_of_the_file_below_an_end(partition: Path) -> Non
 @example(sizes=[1, 2, 3], is_sealed=False, at=1, end=9, max_bytes=1, at_least_one=True, tail=0)
 @example(sizes=[1, 2, 3], is_sealed=True, at=2, end=9, max_bytes=1, at_least_one=True, tail=5)
 @example(sizes=[1, 2, 3], is_sealed=False, at=0, end=1, max_bytes=1, at_least_one=True, tail=5)
+@example(sizes=[1, 2, 3], is_sealed=True, at=3, end=9, max_bytes=1, at_least_one=True, tail=5)
+@example(sizes=[1, 2, 3], is_sealed=False, at=3, end=9, max_bytes=1, at_least_one=True, tail=5)
 def test_a_fetch_gets_as_many_whole_batches_as_fit(
     sizes: list[int], is_sealed: bool, at: int, end: int, max_bytes: int, at_least_one: bool, tail: int
 ) -> None:
@@ -451,14 +453,14 @@ def test_a_fetch_gets_as_many_whole_batches_as_fit(
     path = f"t-0/{0:020d}.log"
     disk = SimulatedDisk({path: data + encode([(None, b"torn")])[:tail]})
     segment = Segment(disk, "t-0", 0) if is_sealed else GrowingSegment(disk, "t-0", 0)
-    slot = min(at, len(batches) - 1)
+    slot = min(at, len(batches))  # the last one is of the batch that is not whole
     want = b""
     for batch in batches[slot:]:
         is_first_of_all = at_least_one and not want
         if batch.last_offset >= end or (len(want) + batch.size_bytes > max_bytes and not is_first_of_all):
             break
         want += batch.data
-    position = batches[slot].position
+    position = [*(batch.position for batch in batches), len(data)][slot]
     found, is_all = segment.stored(position, max_bytes, end, at_least_one, lambda facts: None)
     assert (bytes(found), is_all) == (want, position + len(want) == len(data) + tail)
 
@@ -588,6 +590,105 @@ def test_what_is_fetched_from_the_growing_segment_is_mapped_once_until_it_has_gr
         log.append(b"more" * 50_000)
         assert b"".join(log.stored(0, max_bytes=1 << 20)) == disk.content(f"t-0/{0:020d}.log")
         assert disk.maps == 2
+
+
+class Unreadable(SimulatedDisk):
+    """Where a mapping has this value, its pages cannot be read, and so read as zeros."""
+
+    lost = b""
+
+    def is_readable(self, view: memoryview, *, touch: bool = False) -> bool:
+        return not self.lost or self.lost not in bytes(view)
+
+
+def test_what_cannot_be_read_is_not_sent_and_what_lies_beside_it_is() -> None:
+    """Of a sealed segment, whose mapping is read in parts before it is sent for the first time."""
+    size = 300_000
+    disk = Unreadable()
+    with logcore.open("t-0", create=True, durability="os", fs=disk) as log:
+        for value in (b"good", b"lost", b"fine"):
+            log.append(value * (size // 4))
+        log.roll()
+        data = disk.content(f"t-0/{0:020d}.log")
+        step = len(data) // 3
+        disk.lost = b"lost"
+        assert b"".join(log.stored(0, 1, max_bytes=step)) == data[:step]
+        for _ in range(2):
+            with pytest.raises(logcore.StorageReadError) as met:
+                log.stored(1, 2, max_bytes=step)
+            assert met.value.position == step
+        assert b"".join(log.stored(2, 3, max_bytes=step)) == data[2 * step :]
+        disk.lost = b""
+        assert b"".join(log.stored(1, 2, max_bytes=step)) == data[step : 2 * step], "asked again"
+        disk.lost = b"lost"
+        assert b"".join(log.stored(1, 2, max_bytes=step)) == data[step : 2 * step], "read once already"
+
+
+def test_a_sealed_file_that_became_shorter_is_not_sent_and_one_that_was_replaced_is() -> None:
+    """Pages of the mapping may be gone that were read before. The replaced file has all of its pages still."""
+    disk = SimulatedDisk()
+    with logcore.open("t-0", create=True, durability="os", fs=disk) as log:
+        log.append(b"1")
+        log.append(b"2")
+        log.roll()
+        path = f"t-0/{0:020d}.log"
+        data = disk.content(path)
+        assert b"".join(log.stored(0, max_bytes=1 << 20)) == data
+        disk.unlink(path)
+        disk.put(path, data[:70])
+        assert b"".join(log.stored(0, max_bytes=1 << 20)) == data
+        disk.unlink(path)
+    disk.put(path, data)
+    with logcore.open("t-0", read_only=True, fs=disk) as log:
+        assert b"".join(log.stored(0, max_bytes=1 << 20)) == data
+        handle = disk.open(path, write=True)
+        disk.truncate(handle, len(data) - 1)
+        disk.close(handle)
+        with pytest.raises(logcore.StorageReadError) as met:
+            log.stored(1, max_bytes=1 << 20)
+        assert met.value.position == len(data) // 2
+
+
+@pytest.mark.parametrize("suffix", [".log", ".index", ".timeindex"])
+def test_zeros_in_the_place_of_what_cannot_be_read_are_not_called_damage(suffix: str) -> None:
+    disk = Unreadable()
+    with logcore.open("t-0", create=True, config={"index.interval.bytes": 0}, fs=disk) as log:
+        for at in range(3):
+            log.append(b"%d" % at * 50, timestamp_ms=T0 + at)
+    files = disk.files()
+    path = f"/t-0/{0:020d}.log"
+    files[path] = files[path][:-40] + bytes(40)
+    files[f"/t-0/{3:020d}.log"] = b""
+    for lost in (b"", files[path.replace(".log", suffix)][:8]):
+        disk = Unreadable(files)
+        disk.lost = lost
+        with logcore.open("t-0", read_only=True, fs=disk) as log:
+            assert log.offset_for_timestamp(T0 + 1) == 1  # the indexes are mapped now
+            with pytest.raises(logcore.StorageReadError if lost else logcore.CorruptBatchError) as met:
+                list(log.read(0))
+            assert str(met.value.path).endswith(f"{0:020d}.log")
+
+
+@pytest.mark.parametrize("is_mapped", [True, False])
+def test_a_sealed_segment_knows_its_newest_time_without_its_index(is_mapped: bool) -> None:
+    """And one that is read in pieces, for a process that may not map it, believes the index as far as batches do."""
+    disk = SimulatedDisk()
+    with logcore.open("t-0", create=True, config={"index.interval.bytes": 0}, fs=disk) as log:
+        for ms in (5, 9, 7):
+            log.append(b"x", timestamp_ms=T0 + ms)
+        log.roll()
+    index = f"/t-0/{0:020d}.timeindex"
+    contents = [disk.content(index), b"", struct.pack(">qi", T0 + 99, 2)]
+    for content in contents:
+        disk.put(index, content)
+        with logcore.open("t-0", read_only=True, fs=disk) as reader:
+            if not is_mapped:
+                avoid_mapping(reader)
+            (sealed, _) = reader._state.segments
+            assert isinstance(sealed, PiecedSegment) is not is_mapped
+            assert sealed.max_timestamp() == T0 + 9
+            assert sealed.is_newest_sure is (content == contents[0])
+            assert reader.newest() == (1, T0 + 9)
 
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "zeros", "random", "shifted", "moved"])

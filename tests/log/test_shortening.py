@@ -81,6 +81,20 @@ def test_a_reader_is_told_when_what_it_wants_to_read_was_removed(partition: Path
             assert [record.value for record in reader.read(2)] == [b"2"]
 
 
+def test_what_a_reader_has_mapped_is_sent_though_its_file_was_removed(partition: Path) -> None:
+    with logcore.open(partition, create=True, config={"file.delete.delay.ms": 0}) as log:
+        for at in range(3):
+            log.append(b"%d" % at)
+            log.roll()
+        with logcore.open(partition, read_only=True) as reader:
+            assert reader.get(0).value == b"0"
+            data = (partition / f"{0:020d}.log").read_bytes()
+            log.delete_records(2)
+            log.tick()
+            assert segments(partition) == [2, 3]
+            assert b"".join(reader.stored(0, 1, max_bytes=100)) == data
+
+
 def test_a_seal_of_another_file_is_not_believed(partition: Path) -> None:
     """It says that a segment follows; of a file that was put in the place of the sealed one, that is not known."""
     with logcore.open(partition, create=True) as log:
@@ -201,6 +215,27 @@ def test_damage_that_may_hide_a_time_is_an_error(partition: Path, sealed: bool) 
         with pytest.raises(logcore.CorruptBatchError) as met:
             log.offset_for_timestamp(T0 + 99)
         assert met.value.position == 100
+
+
+def test_what_was_checked_before_a_truncation_says_nothing_of_what_came_since(partition: Path) -> None:
+    """A search by time checks the batches of the active segment once, up to where it came."""
+    with logcore.open(partition, create=True) as log:
+        for at in range(5):
+            log.append(b"%d" % at, timestamp_ms=T0 + at)
+        assert log.newest() == (4, T0 + 4)
+        log.truncate(2)
+        for at in range(3):
+            log.append(b"n", timestamp_ms=T0 - at)
+        assert log.newest() == (1, T0 + 1)
+        log.truncate(2)
+        for at in range(3):
+            log.append(b"%d" % at, timestamp_ms=T0 + 9)
+        file = partition / f"{0:020d}.log"
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data)
+        with pytest.raises(logcore.CorruptBatchError):
+            log.newest()
 
 
 def test_truncating_outside_the_log_is_refused(partition: Path) -> None:
