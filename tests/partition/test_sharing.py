@@ -126,6 +126,22 @@ def test_the_index_names_what_either_has_aborted(both: tuple[logcore.Log, logcor
     assert found == [2 * number + 1 for number in range(24) if number % 4]
 
 
+def test_where_the_other_has_committed_alone_there_is_no_index_of_what_was_aborted(path: Path) -> None:
+    index = path / f"{0:020d}.txnindex"
+    with opened(path) as other:
+        with opened(path) as one:
+            for number in range(2):  # the first time, one opens the partition again
+                other.append_batch(batch(b"%d" % number, 7, number, transactional=True))
+                other.end_transaction(7, 0, commit=True)
+                one.append(b"plain")
+            assert one.writer.lacks_aborted
+            index.write_bytes(np.array([(0, 7, 0, 1, 1)], TXN_ENTRY).tobytes())
+        assert not index.exists()
+    with opened(path) as log:
+        values = [record.value for record in log.read(0, isolation="read_committed")]
+        assert values == [b"0", b"plain", b"1", b"plain"]
+
+
 def test_a_tail_is_woken_by_the_other(both: tuple[logcore.Log, logcore.Log]) -> None:
     one, other = both
     found: list[bytes | None] = []
