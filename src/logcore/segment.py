@@ -477,9 +477,12 @@ class GrowingSegment(Segment):
             if at == 0 and position + len(data) < self._size:  # the batch may be larger than what was read
                 data, _, _ = self.head(position)
                 at = kernel.find_batch(data, 0, len(data), offset)
-            # Found, unless it is only cut off by the end of the bytes that were read: then it is read from its start.
+            is_found = at < len(data)
             is_last_piece = position + len(data) >= self._size
-            if at < len(data) and (is_last_piece or at == 0 or RecordBatch.parse(data, at)):
+            if is_found and at and not is_last_piece:
+                # It may be cut off by the end of the bytes that were read: then it is read from its start.
+                is_found = RecordBatch.parse(data, at, path=self.path, origin=position) is not None
+            if is_found:
                 return position + at
             position += at
         return position

@@ -424,6 +424,25 @@ def test_a_fetch_gets_the_bytes_of_the_file_below_an_end(partition: Path) -> Non
             log.roll()
 
 
+@pytest.mark.parametrize("damaged", [0, 7, 4_000])
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_a_fetch_names_the_file_and_the_position_of_damage(partition: Path, is_sealed: bool, damaged: int) -> None:
+    """Wherever the search for the batch began."""
+    with logcore.open(partition, create=True, durability="os") as log:
+        for at in range(5_000):
+            log.append(b"%04d" % at)
+        if is_sealed:
+            log.roll()
+        file = partition / f"{0:020d}.log"
+        position = file.stat().st_size // 5_000 * damaged
+        with file.open("r+b") as writer:
+            writer.seek(position + 16)
+            writer.write(b"\x09")  # a magic that no batch has
+        with pytest.raises(logcore.CorruptBatchError) as met:
+            log.stored(damaged, max_bytes=1 << 30)
+        assert (met.value.path, met.value.position) == (str(file), position)
+
+
 @given(
     sizes=st.lists(st.integers(1, 3), min_size=1, max_size=12),
     is_sealed=st.booleans(),
