@@ -648,6 +648,30 @@ def test_an_old_batch_with_bits_that_mean_something_in_v2_is_no_transaction() ->
     assert records[0].value == first.records()[0].value
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_batches_say_where_they_stand(name: str) -> None:
+    """In the file, of which the bytes may be a piece."""
+    data = vector(name)
+    batches = list(read_batches(data))
+    assert [batch.position for batch in batches] == [
+        sum(one.size_bytes for one in batches[:at]) for at in range(len(batches))
+    ]
+    for batch in batches:
+        again = RecordBatch.parse(data, batch.position, path="x", origin=1_000)
+        assert again is not None
+        assert (again.position, again.path) == (1_000 + batch.position, "x")
+
+
+@pytest.mark.parametrize("magic", [0, 1, 2])
+@pytest.mark.parametrize("length", [13, 0, -1, -(2**31)])
+def test_a_length_that_no_batch_has_is_damage_and_no_torn_batch(magic: int, length: int) -> None:
+    raw = bytearray(100)
+    struct.pack_into(">qiibi", raw, 7, 5, length, 0, magic, 0)
+    with pytest.raises(CorruptBatchError, match="smaller than the minimum") as met:
+        RecordBatch.parse(raw, 7, origin=1_000)
+    assert met.value.position == 1_007
+
+
 @pytest.mark.parametrize("codec", CODECS)
 @given(count=st.integers(1, 12), data=st.data())
 def test_the_front_of_a_batch_keeps_exactly_what_lies_below(codec: str, count: int, data: st.DataObject) -> None:
@@ -672,6 +696,21 @@ def test_the_front_of_an_old_format_is_a_v2_batch_for_each_record(name: str) -> 
         front = list(read_batches(front_of(batch, offset, LogConfig())))
         assert [record for one in front for record in one.records()] == [one for one in records if one.offset < offset]
         assert {one.magic for one in front} <= {2}
+        assert {one.partition_leader_epoch for one in front} <= {0}, "of which the old formats know nothing"
+
+
+@pytest.mark.parametrize("codec", [0, 1, 2, 3, 4])
+def test_a_batch_without_records_has_nothing_to_decompress(codec: int) -> None:
+    """Compaction leaves such a batch of a producer, with the codec that its records had."""
+    raw = bytearray(encode(TWO, base_offset=50)[:61])
+    struct.pack_into(">i", raw, 8, len(raw) - 12)
+    struct.pack_into(">h", raw, 21, codec)
+    struct.pack_into(">i", raw, 57, 0)
+    stamp_crc(raw)
+    (batch,) = read_batches(bytes(raw))
+    assert (bytes(batch.body()), batch.records(), len(batch.columns())) == (b"", [], 0)
+    (front,) = read_batches(front_of(batch, 51, LogConfig()))
+    assert (front.base_offset, front.next_offset, front.records()) == (50, 51, [])
 
 
 @pytest.mark.parametrize("codec", [0, 1])

@@ -611,6 +611,29 @@ def test_what_is_fetched_from_the_growing_segment_is_mapped_once_until_it_has_gr
         assert disk.maps == 2
 
 
+def test_single_reads_map_the_growing_segment_again_when_it_has_grown_by_an_eighth() -> None:
+    class Counting(SimulatedDisk):
+        maps = 0
+
+        def map(self, handle: int, size: int) -> memoryview:
+            self.maps += 1
+            return super().map(handle, size)
+
+    disk = Counting()
+    with logcore.open("t-0", create=True, durability="os", fs=disk) as log:
+        log.append_many([(None, b"%d" % at * 1_000) for at in range(10)] * 100)
+        size = log.statistics().size_bytes
+        for offset in range(0, 1_000, 100):
+            assert log.get(offset).value == b"0" * 1_000
+        assert disk.maps == 1
+        log.append(b"x" * (size // 8 - 1_000))
+        assert len(log.get(1_000).value or b"") == size // 8 - 1_000
+        assert disk.maps == 1
+        log.append(b"x" * 2_000)
+        assert log.get(1_001).value == b"x" * 2_000
+        assert disk.maps == 2
+
+
 class Unreadable(SimulatedDisk):
     """Where a mapping has this value, its pages cannot be read, and so read as zeros."""
 

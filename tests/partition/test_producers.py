@@ -127,6 +127,59 @@ def test_damage_that_hides_producers_is_an_error_and_not_a_new_producer(tmp_path
         assert log.append(b"of no producer").offset == 3
 
 
+def test_damage_that_leaves_heads_alone_hides_no_producer(tmp_path: Path) -> None:
+    path = tmp_path / "t-0"
+    with logcore.open(path, create=True) as log:
+        for n in range(3):
+            log.append_batch(batch(n))
+    for snapshot in path.glob("*.snapshot"):
+        snapshot.unlink()
+    file = path / f"{0:020d}.log"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 3 - 1] ^= 1
+    file.write_bytes(data)
+    with logcore.open(path) as log:
+        assert [log.append_batch(batch(n)).offset for n in (1, 2, 3)] == [1, 2, 3]
+
+
+def test_a_marker_alone_fences_after_a_crash_and_after_its_batch_has_gone() -> None:
+    """A note tells the next opening to look for it, and the next roll to save what it says."""
+    disk = SimulatedDisk(now_ms=NOW_MS)
+    config = {"index.interval.bytes": 0, "file.delete.delay.ms": 0}
+    log = logcore.open("t-0", create=True, config=config, fs=disk)
+    log.append(b"first")
+    log.end_transaction(7, 3, commit=True)
+    for _ in range(20):
+        log.append(b"behind it")
+    log.flush()
+    disk.advance(10_000)
+    log.tick()
+    disk.kill()
+    with logcore.open("t-0", config=config, fs=disk) as log:
+        assert not log.writer.active.is_resumed, "all heads are walked, since there are producers"
+        log.roll()
+        log.append(b"behind a roll")
+        log.delete_records(22)
+        log.tick()
+        assert not disk.exists(f"t-0/{0:020d}.log")
+    with logcore.open("t-0", config=config, fs=disk) as log:
+        with pytest.raises(logcore.InvalidProducerEpochError):
+            log.append_batch(batch(0, epoch=2))
+        assert log.append_batch(batch(0, epoch=3)).offset == 23
+
+
+def test_a_marker_takes_the_largest_numbers_and_none_beyond(log: Log) -> None:
+    largest = (2**63 - 1, 2**15 - 1, 2**31 - 1)
+    for slot in range(3):
+        for wrong in (-1, largest[slot] + 1):
+            given = [1, 1, 1]
+            given[slot] = wrong
+            with pytest.raises(logcore.InvalidRecordError, match="a marker needs"):
+                log.end_transaction(given[0], given[1], commit=True, coordinator_epoch=given[2])
+    assert log.end_transaction(*largest[:2], commit=True, coordinator_epoch=largest[2]).offset == 0
+    assert log.end_transaction(0, 0, commit=True).offset == 1
+
+
 def test_a_snapshot_below_the_log_start_is_not_believed(tmp_path: Path) -> None:
     """It speaks of producers whose batches are gone, and a later one with the same id may have come since."""
     path = tmp_path / "t-0"

@@ -126,6 +126,15 @@ def test_the_index_names_what_either_has_aborted(both: tuple[logcore.Log, logcor
     assert found == [2 * number + 1 for number in range(24) if number % 4]
 
 
+def test_an_abort_is_in_the_index_at_once(path: Path) -> None:
+    """For a Kafka that reads the files after a kill. Also where no other process has appended a marker."""
+    with opened(path) as log:
+        log.append_batch(batch(b"0", 7, 0, transactional=True))
+        log.end_transaction(7, 0, commit=False)
+        entries = np.frombuffer((path / f"{0:020d}.txnindex").read_bytes(), TXN_ENTRY)
+        assert entries.tolist() == [(0, 7, 0, 1, 2)]
+
+
 def test_where_the_other_has_committed_alone_there_is_no_index_of_what_was_aborted(path: Path) -> None:
     index = path / f"{0:020d}.txnindex"
     with opened(path) as other:
