@@ -219,3 +219,13 @@ def test_a_claim_without_a_turn_decides_alone(tmp_path: Path, monkeypatch: pytes
     with claim.deciding(), claim.deciding():
         assert not claim.is_shared
     claim.release()
+
+
+def test_one_process_alone_does_what_is_due_by_time(tmp_path: Path) -> None:
+    """The first that asks, until it leaves."""
+    claims = [claim_directory(OsFS(), str(tmp_path), "t-0", shared=True) for _ in range(2)]
+    assert [claim.takes_care() for claim in claims] == [True, False]
+    assert [claim.takes_care() for claim in claims] == [True, False]
+    claims[0].release()
+    assert claims[1].takes_care()
+    claims[1].release()

@@ -108,6 +108,13 @@ def test_timestamps_outside_the_topics_limits_are_refused(partition: Path) -> No
         assert log.log_end_offset == 4
 
 
+def test_times_that_the_log_replaces_are_not_judged(partition: Path) -> None:
+    config = {"message.timestamp.type": "LogAppendTime", "message.timestamp.before.max.ms": 1_000}
+    with logcore.open(partition, create=True, config=config) as log:
+        log.append_many([(None, b"old", (), 5)])
+        assert log.get(0).timestamp_ms > 5
+
+
 def test_a_compacted_topic_needs_keys(partition: Path) -> None:
     with logcore.open(partition, create=True, config={"cleanup.policy": "compact"}) as log:
         log.append(None, key=b"tombstone")

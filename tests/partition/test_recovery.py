@@ -197,6 +197,15 @@ def test_more_than_may_be_unsynced_behind_damage_is_an_error(tmp_path: Path) -> 
     assert (path / LOG).stat().st_size == size
 
 
+def test_how_much_may_be_unsynced_is_counted_from_the_damage_on(tmp_path: Path) -> None:
+    data = bytearray(written(tmp_path / "w-0", [700_000, 700_000, 30, 30]))
+    third = list(read_batches(bytes(data)))[2].position
+    assert third > 1 << 20
+    data[third + 70] ^= 1
+    with logcore.open(crashed(tmp_path / "c-0", bytes(data), policy="group")) as log:
+        assert log.log_end_offset == 2
+
+
 def test_damage_in_a_segment_before_the_last_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "orders-0"
     with logcore.open(path, create=True, config={"segment.bytes": 250}) as log:

@@ -290,6 +290,19 @@ def test_rot_in_the_active_segment_is_found() -> None:
     assert finding.path == at(4)
 
 
+def test_a_writer_scrubs_what_is_not_shown_yet_and_a_reader_does_not() -> None:
+    disk = SimulatedDisk(now_ms=T0)
+    with logcore.open(PATH, create=True, fs=disk) as log:
+        log.append(b"on disk")
+        size = log.statistics().size_bytes
+        log.append(b"in memory", durability="os")
+        disk.flip(at(0), size + 70)
+        assert [one.path for one in log.scrub().findings] == [at(0)]
+        with logcore.open(PATH, read_only=True, fs=disk) as reader:
+            assert reader.high_watermark == 1
+            assert reader.scrub().is_sound
+
+
 # -- what changes a file is not rot --------------------------------------------------------------------------------
 
 

@@ -151,6 +151,15 @@ def test_where_the_other_has_committed_alone_there_is_no_index_of_what_was_abort
         assert values == [b"0", b"plain", b"1", b"plain"]
 
 
+def test_an_index_that_names_more_than_was_aborted_is_made_shorter(path: Path) -> None:
+    index = path / f"{0:020d}.txnindex"
+    with opened(path) as log:
+        log.append_batch(batch(b"0", 7, 0, transactional=True))
+        index.write_bytes(np.array([(0, 7, 0, 1, 2)] * 3, TXN_ENTRY).tobytes())
+        log.end_transaction(7, 0, commit=False)
+        assert np.frombuffer(index.read_bytes(), TXN_ENTRY).tolist() == [(0, 7, 0, 1, 2)]
+
+
 def test_a_tail_is_woken_by_the_other(both: tuple[logcore.Log, logcore.Log]) -> None:
     one, other = both
     found: list[bytes | None] = []
