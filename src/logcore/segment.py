@@ -810,7 +810,7 @@ class ActiveSegment(GrowingSegment):
         """
         self._mapping = None
         self.held = None
-        assert self.checked[0] <= size, "only what is visible is checked by readers"
+        self.checked = (0, self.base_offset)
         self.fs.truncate(self.handle, size)
         self.fs.fsync(self.handle)
         self._size = size
