@@ -1065,14 +1065,14 @@ MISTAKES: Final = (
     ),
     Mistake(
         "consumer_is_given_what_lies_before_its_position", "logcore/partition/scan.py",
-        "yield self._within(item.placed_records(topic, partition))",
-        "yield item.placed_records(topic, partition)",
+        "yield item.size_bytes, self._within(item.placed_records(topic, partition))",
+        "yield item.size_bytes, item.placed_records(topic, partition)",
         "consumer/test_consumer.py::test_poll_gives_what_read_gives_from_every_offset",
     ),
     Mistake(
         "consumer_is_given_a_compressed_batch_whole", "logcore/partition/scan.py",
-        "yield kernel.place_records(topic, partition, self._within(records))",
-        "yield kernel.place_records(topic, partition, records)",
+        "yield item.size_bytes, kernel.place_records(topic, partition, self._within(records))",
+        "yield item.size_bytes, kernel.place_records(topic, partition, records)",
         "consumer/test_consumer.py::test_poll_gives_what_read_gives_from_every_offset",
     ),
     Mistake(
@@ -1083,20 +1083,20 @@ MISTAKES: Final = (
     ),
     Mistake(
         "consumer_steps_over_damage", "logcore/consumer/fetcher.py",
-        "        is_at_end = len(taken) < most and not is_stopped\n",
-        "        is_at_end = len(taken) < most\n",
+        "        if taken.is_last:\n",
+        "        if taken.is_last or taken.is_stopped:\n",
         "consumer/test_consumer.py",
     ),
     Mistake(
         "iteration_steps_over_damage", "logcore/consumer/fetcher.py",
-        "            if is_stopped:\n                reading.drop()\n                return\n",
+        "            if taken.is_stopped:\n                reading.drop()\n                return\n",
         "",
         "consumer/test_consumer.py",
     ),
     Mistake(
-        "damage_hides_what_stands_before_it", "logcore/consumer/fetcher.py",
-        "        return found, True\n",
-        "        raise\n",
+        "damage_hides_what_stands_before_it", "logcore/consumer/readings.py",
+        "                return Taken(found, size_bytes, is_stopped=True)\n",
+        "                raise\n",
         "consumer/test_consumer.py",
     ),
     Mistake(
@@ -1107,8 +1107,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "consumer_reads_aborted_records", "logcore/consumer/fetcher.py",
-        "*one, isolation=self._settings.isolation_level\n",
-        "*one, isolation=\"read_uncommitted\"\n",
+        "*one, isolation=self._settings.isolation_level)\n",
+        "*one, isolation=\"read_uncommitted\")\n",
         "consumer/test_consumer.py",
     ),
     Mistake(
@@ -1130,10 +1130,10 @@ MISTAKES: Final = (
         "aio/test_aio_consumer.py",
     ),
     Mistake(
-        "failed_record_keeps_its_place_in_the_queue", "logcore/seeds.py",
-        "        except BaseException:\n            self._room.release()\n            raise\n",
-        "        except BaseException:\n            raise\n",
-        "producer/test_seeds.py",
+        "failed_record_keeps_its_place_in_the_queue", "logcore/producer/accumulator.py",
+        "        self.used_records -= len(batch.records)\n",
+        "",
+        "producer/test_seeds.py producer/test_producer.py",
     ),
     # -- asyncio
     Mistake(
