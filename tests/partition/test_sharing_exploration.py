@@ -1,6 +1,6 @@
 """Several simulated processes write one partition: in every order of their steps, killed, stopped, cut off from power.
 
-LOGCORE_SHARING_ROUNDS=n tries n schedules of each kind instead of 6; `make slow` tries 1,000.
+LOGCORE_SHARING_ROUNDS=n tries n schedules of each kind instead of 3; `make slow` tries 1,000.
 """
 
 from __future__ import annotations

@@ -150,7 +150,8 @@ def append(
     """Append records from FILE, or from stdin for "-" and by default.
 
     DIR is the directory of a partition, such as data/orders-0, or a directory of topics with a TOPIC in it. In a topic
-    a key chooses its partition as Kafka's Java client does; records without a key take turns.
+    a key chooses its partition as Kafka's Java client does; records without a key go to one partition for 16 KiB,
+    then to another.
 
     \b
     lines   each line is a value; with -K: what is before the delimiter is the key, a line without it has a null key

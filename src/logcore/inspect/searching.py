@@ -1,11 +1,15 @@
 """The sound batches of one file that may be damaged, and where damage lies between them.
 
 A file is read batch by batch, with CRCs and records, as long as one batch follows the other. Behind damage the next
-batch is found by the first of these ways that succeeds: 1. The length in the damaged head leads to a sound batch or to
-the end of the file. 2. That length with one bit flipped back gives the right CRC: only the length was wrong. 3. A
-search at every byte. A record's value may hold a batch, so a batch that is found like this counts only if the bytes
-behind it look like a log too. Offsets, which no CRC covers, have to rise. If two batches contradict each other, the one
-that does not continue the batch before is dropped.
+batch is found by the first of these ways that succeeds:
+
+1. The length in the damaged head leads to a sound batch or to the end of the file.
+2. That length with one bit flipped back gives the right CRC: only the length was wrong.
+3. A search at every byte. A record's value may hold a batch, so a batch that is found like this counts only if the
+   bytes behind it look like a log too.
+
+Offsets, which no CRC covers, have to rise. If two batches contradict each other, the one that does not continue the
+batch before is dropped.
 
 Rules:
 - No process may be writing the file: it is mapped.

@@ -100,8 +100,8 @@ class ProducerMetrics:
 class ProducerOptions(TypedDict, total=False):
     """The settings of LogDir.producer(), by the names of Kafka's Java client, with its defaults.
 
-    acks: 0, 1 or "all" (default): a result waits for nothing, for the write, or for a sync that began after it;
-    durability="os" or "disk" says 1 or "all". linger_ms (5): how long a batch waits for more records. batch_size
+    acks: 0 or 1: a result waits for the write; "all" (default): for a sync that began after it. durability="os" or
+    "disk" says 1 or "all". linger_ms (5): how long a batch waits for more records. batch_size
     (16,384): bytes of a batch; batch_records: its records (no limit). buffer_memory (33,554,432): bytes of records
     without an outcome; buffer_records: how many of them (no limit); max_block_ms (60,000): how long send() waits for
     some. delivery_timeout_ms (120,000): how long a batch may be tried. retry_backoff_ms (100), retry_backoff_max_ms

@@ -105,8 +105,8 @@ class Registry(Protocol):
     def update(self, path: str, change: Callable[[bytes | None], bytes | None]) -> Node | None:
         """Replaces the value by what change(value) returns, with no other change in between; returns the node then.
 
-        change gets None where there is no node, and returns None to leave things alone. It may run several times, must
-        have no effects and must not use the registry.
+        change gets None where there is no node, and returns None to leave things alone. It must not use the registry.
+        It may run several times, so what else it does must do no harm when it is repeated.
         """
         ...
 
