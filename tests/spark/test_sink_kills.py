@@ -119,13 +119,21 @@ def created(path: Path, config: str) -> Path:
 
 
 def judge(path: Path, done: int) -> None:
-    """What a reader finds behind a crash, and what one finds when the directory was opened for writing."""
+    """What a reader finds behind a crash, and what one finds when the directory was opened for writing.
+
+    The partitions are shown one after the other, once all are in place. A crash between two of them leaves the reader
+    with whole batches in each partition, but not with as many in all of them, until the directory is opened.
+    """
     stream = Stream(path)
-    for how in ({"read_only": True}, {}):
-        found = stream.content(OS, **how)
-        assert found in WHOLE, f"a part of a batch is there: {[len(one) for one in found]}"
-        if not how:
-            assert WHOLE.index(found) >= done, f"batch {done - 1} was committed and is gone"
+    shown = []
+    for partition, found in enumerate(stream.content(OS, read_only=True)):
+        states = [state[partition] for state in WHOLE]
+        assert found in states, f"a part of a batch is in partition {partition}: {len(found)} records"
+        shown.append(states.index(found))
+    assert max(shown) - min(shown) <= 1, shown
+    whole = stream.content(OS)
+    assert whole in WHOLE, f"a part of a batch is there: {[len(one) for one in whole]}"
+    assert WHOLE.index(whole) >= max(done, *shown), f"batch {max(done, *shown) - 1} was committed or shown, and is gone"
 
 
 def end(path: Path, done: int, tasks: int = 3) -> None:
