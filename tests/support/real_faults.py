@@ -145,7 +145,9 @@ class StrikingFS(RealDisk):
     def pwrite(self, handle: int, data: Data, position: int) -> None:
         strike = self.strike
         number = len(self.sites)
-        if strike is not None and strike.at == number and strike.part:
+        # A signal ends a write between two pages at most, so what lies in one already is replaced whole.
+        is_growing = position + len(data) > self.size(handle)
+        if strike is not None and strike.at == number and strike.part and is_growing:
             os.pwrite(handle, memoryview(data)[: int(len(data) * strike.part)], position)
         with self._step("pwrite", handle):
             super().pwrite(handle, data, position)
