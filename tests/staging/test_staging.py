@@ -87,6 +87,27 @@ def test_a_version_is_done_once(data: Path) -> None:
     assert values(data, 1) == [b"before", *rows("first", 1), *rows("newer", 1), *rows("other", 1)]
 
 
+def test_two_drivers_that_publish_a_version_at_once_do_not_share_a_file(data: Path) -> None:
+    """One was given up for dead in the middle of its publish(). Both have the same rows under the same name."""
+
+    class Late(OsFS):
+        is_waiting = True
+
+        def rename(self, source: str, target: str) -> None:
+            if self.is_waiting and target.endswith(".json"):
+                self.is_waiting = False
+                publish(data, "successor", count=10)
+            super().rename(source, target)
+
+    fs = Late()
+    late = Staging(fs, str(data))
+    late.publish(manifest(stage(data, "late", count=20), "late"))
+    assert read_manifest(OS, str(data.parent / "data.staging"), manifest_name("app", 0, ".json")).txid == "late"
+    with logcore.open_dir(data):
+        assert late.outcome("app", 0) == "done"
+    assert values(data, 0) == [b"before", *rows("late", 0, 20)]
+
+
 def test_staged_segments_are_sound_by_themselves(data: Path) -> None:
     files = stage(data, "first", count=500, config=SMALL)
     assert len({file.name for file in files}) == len(files) > len(PARTITIONS) * 2, "they roll"

@@ -123,7 +123,9 @@ class Staging:
         # The refusal of an earlier attempt, whose driver did not ask for it, is not that of this one.
         with contextlib.suppress(FileNotFoundError):
             self._fs.unlink(os.path.join(self.path, manifest_name(manifest.app_id, manifest.version, REFUSED)))
-        checkpoint.write(self._fs, self.path, manifest_name(manifest.app_id, manifest.version, READY), content)
+        # Two drivers of one query may come here at once, one of them given up for dead.
+        name = manifest_name(manifest.app_id, manifest.version, READY)
+        checkpoint.write(self._fs, self.path, name, content, writer=manifest.txid)
 
     def is_done(self, app_id: str, version: int) -> bool:
         """Whether a write need not be published any more. The refusal of an earlier attempt is ignored. Raises
