@@ -71,17 +71,17 @@ _DURABLE: Final = struct.Struct(">8sI")
 
 
 def write(
-    fs: FS, directory: str, name: str, content: bytes, *, reserve: str | None = None, writer: str | None = None
+    fs: FS, directory: str, name: str, content: bytes, *, reserve: str | None = None, temporary: str | None = None
 ) -> None:
     """Replaces a file so that a crash leaves either the old content or the new, durable when this returns.
 
     reserve: a log directory whose reserve may be used when the disk is full; for a write that precedes a deletion, or
-    that closes a directory. writer: a name that no other writer has, where several may replace the file at once.
+    that closes a directory. temporary: the path that gets the new content first, where several writers may replace the
+    file at once; each has its own.
     """
     path = os.path.join(directory, name)
-    temporary = path + ".tmp"
-    if writer is not None:
-        temporary = f"{path}.{writer}.tmp"
+    if temporary is None:
+        temporary = path + ".tmp"
     try:
         with opened(fs, temporary, write=True, create=True) as handle:
             fs.truncate(handle, 0)

@@ -125,7 +125,8 @@ class Staging:
             self._fs.unlink(os.path.join(self.path, manifest_name(manifest.app_id, manifest.version, REFUSED)))
         # Two drivers of one query may come here at once, one of them given up for dead.
         name = manifest_name(manifest.app_id, manifest.version, READY)
-        checkpoint.write(self._fs, self.path, name, content, writer=manifest.txid)
+        temporary = os.path.join(self.path, manifest.txid, name + ".tmp")
+        checkpoint.write(self._fs, self.path, name, content, temporary=temporary)
 
     def is_done(self, app_id: str, version: int) -> bool:
         """Whether a write need not be published any more. The refusal of an earlier attempt is ignored. Raises
