@@ -35,7 +35,7 @@ def agree(log: logcore.Log) -> int:
     quick = 0
     offsets = [*range(-1, log.log_end_offset + 2), 2**63, -(2**63), 2**70]
     random.Random(len(expected)).shuffle(offsets)
-    for _ in range(2):
+    for _ in range(4):  # the first read checks, the third notes where the records begin
         quick = 0
         for offset in offsets:
             found = kernel.get_quickly(log._state, offset)
@@ -173,6 +173,29 @@ def test_batches_are_told_apart_by_their_positions(tmp_path: Path) -> None:
 
 
 @runs_compiled
+@pytest.mark.parametrize("damaged", [0, 1, 2])
+def test_one_batch_of_each_4_kib_is_noted(tmp_path: Path, damaged: int) -> None:
+    """Two batches lie in the first 4 KiB, and only the third, which reaches beyond them, is checked once for all."""
+    with logcore.open(tmp_path / PATH, create=True, durability="os") as log:
+        for at in range(0, 60, 20):
+            log.append_many([(None, b"v" * 60 + b"%d" % number) for number in range(at, at + 20)])
+        positions = [batch.position for batch in log.batches(0)]
+        assert positions[2] < 4096 < (tmp_path / FIRST).stat().st_size
+        log.roll()
+    path = tmp_path / FIRST
+    data = bytearray(path.read_bytes())
+    data[positions[damaged] + 100] ^= 1
+    path.write_bytes(data)
+    with logcore.open(tmp_path / PATH) as log:
+        for offset in 2 * [*range(60), *reversed(range(60))]:
+            if offset // 20 == damaged:
+                with pytest.raises(logcore.CorruptBatchError):
+                    log.get(offset)
+            else:
+                assert log.get(offset).value == b"v" * 60 + b"%d" % offset
+
+
+@runs_compiled
 def test_what_another_program_has_written_is_checked(tmp_path: Path) -> None:
     """A writer believes only the batches that it has appended itself in this life of the segment."""
     with logcore.open(tmp_path / PATH, create=True, durability="os") as log:
@@ -204,7 +227,7 @@ def test_records_of_any_size_are_found(tmp_path: Path, size: int) -> None:
         for shape in shapes:
             log.append_many([(b"%d" % number, bytes(length)) for number, length in enumerate(shape)])
             expected += [(b"%d" % number, length) for number, length in enumerate(shape)]
-        for _ in range(2):
+        for _ in range(4):
             found = [log.get(offset) for offset in range(len(expected))]
             assert [(record.key, len(record.value or b"")) for record in found] == expected
             assert sum(kernel.get_quickly(log._state, offset) is not None for offset in range(1200)) == 1200

@@ -867,7 +867,7 @@ def hold(data: Buffer, index: Any, own_from: int) -> Any:
     """What get_quickly() reads a segment with, to be kept as Segment.held; it has the attribute size_bytes.
 
     data: its mapping. index: its OffsetIndex. own_from: the position from which on this process has appended the
-    batches itself, so that none of them needs a check of its CRC; the others are checked at their first two reads.
+    batches itself, so that none of them needs a check of its CRC; the others are checked at their first read.
     """
     return types.SimpleNamespace(size_bytes=len(data))
 
