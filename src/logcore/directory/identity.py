@@ -98,7 +98,8 @@ def check_kind(fs: FS, real: str, *, create: bool) -> None:
     An empty one is fine, and so is one that has files of a log directory, or a partition directory in it.
     """
     names = fs.listdir(real)
-    if any(name in (*PARTITION_FILES, TURN) or base_offset_of(name) is not None for name in names):
+    of_partitions = {*PARTITION_FILES, TURN}
+    if not of_partitions.isdisjoint(names) or any(base_offset_of(name) is not None for name in names):
         raise LogNotFoundError(
             "this is the directory of one partition: open it with logcore.open(), or open the directory it lies in",
             path=real,

@@ -150,13 +150,12 @@ class TopicRegistry:
     def _partitions_on_disk(self) -> dict[str, list[int]]:
         """Topic -> numbers of its partitions, by its directories on disk."""
         found: dict[str, list[int]] = {}
+        beginning = os.path.join(self.path, "")
         for name in self._fs.listdir(self.path):
-            key = None
-            if not name.startswith("."):
-                key = partition_of(name)
-            if key is None or name != partition_name(*key):
+            key = partition_of(name)
+            if key is None or name != partition_name(*key) or name.startswith("."):
                 continue
-            if self._fs.is_directory(os.path.join(self.path, name)):
+            if self._fs.is_directory(beginning + name):
                 found.setdefault(key[0], []).append(key[1])
         return found
 
