@@ -151,6 +151,14 @@ def test_a_run_that_is_cut_off_leaves_no_file(data: Path, tmp_path: Path, monkey
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_the_file_and_then_its_name_are_synced(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "t.csv"
+    synced: list[tuple[bool, bool]] = []
+    monkeypatch.setattr(module, "_sync", lambda path: synced.append((Path(path) == tmp_path, target.exists())))
+    assert run("export", data, "t", "--to", target).exit_code == 0
+    assert synced == [(False, False), (True, True)]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -96,6 +96,7 @@ def export(
             count = write(_Job(source, starts, ends, where, isolation, is_text, tick), beside)
             _sync(beside)
             os.replace(beside, target)
+            _sync(os.path.dirname(target) or ".")  # else a power cut may take the name back
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(beside)
