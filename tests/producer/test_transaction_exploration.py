@@ -15,26 +15,18 @@ from logcore.coordination.transactioneffects import Identity
 from logcore.fs import SharedFS
 from logcore.testing import SimulatedDisk
 from logcore.testing.processes import Chances, Machine
-from support.transactors import PATH, Pipeline
+from support.schedules import GROUPS, run_first
+from support.transactors import PATH
 
 ROUNDS = int(os.environ.get("LOGCORE_TRANSACTION_ROUNDS", "4"))
 MANY = int(os.environ.get("LOGCORE_TRANSACTION_ROUNDS", "500"))
 LONG = pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3600)], id="many")
-QUIET = Chances(switch=0.3)
-KILLS = Chances(switch=0.3, kill=0.0007)
-STOPS = Chances(switch=0.3, kill=0.0003, stop=0.003, lost=0.2)
 
 
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
-@pytest.mark.parametrize("chances", [QUIET, KILLS, STOPS], ids=["quiet", "kills", "stops"])
-def test_every_order_of_steps(chances: Chances, rounds: int) -> None:
-    for seed in range(rounds):
-        try:
-            pipeline = Pipeline(seed, chances=chances, processes=1 + seed % 3, ids=1 + seed % 2)
-            pipeline.run()
-            pipeline.judge(pipeline.disk, after_power=False)
-        except Exception as error:
-            raise AssertionError(f"seed {seed}: {error!r}") from error
+@pytest.mark.parametrize("chances", GROUPS)
+def test_every_order_of_steps(chances: str, rounds: int) -> None:
+    run_first(f"transactions {chances}", rounds)
 
 
 def test_no_two_producers_have_one_epoch() -> None:
@@ -60,16 +52,6 @@ def test_no_two_producers_have_one_epoch() -> None:
 
 
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
-@pytest.mark.parametrize("shared", [True, False], ids=["shared", "alone"])
-def test_a_power_cut_splits_no_transaction(shared: bool, rounds: int) -> None:
-    for seed in range(rounds):
-        processes = 1 + seed % 2 if shared else 1
-        chances = Chances(switch=0.3, power=0.002 if not shared else 0.0005)
-        pipeline = Pipeline(seed, chances=chances, processes=processes, shared=shared)
-        pipeline.run()
-        pipeline.machine.cut_power()
-        for state in pipeline.disk.crash_states(limit=6, seed=seed):
-            try:
-                pipeline.judge(state.disk(), after_power=True)
-            except Exception as error:
-                raise AssertionError(f"seed {seed}, {state.what}: {error!r}") from error
+@pytest.mark.parametrize("kind", ["shared", "alone"])
+def test_a_power_cut_splits_no_transaction(kind: str, rounds: int) -> None:
+    run_first(f"transactions power {kind}", rounds)

@@ -1,7 +1,8 @@
 """Worlds of simulated processes by kind and seed: each run is one schedule, and is judged at its end.
 
-    run("groups", 17)        raises AssertionError, with the kind and the seed, when an invariant is broken
-    numbered(1_000_000)      the kind and the seed of a schedule, where all kinds are tried in turn
+    run("groups quiet", 17)      raises AssertionError, with the kind and the seed, when an invariant is broken
+    run_first("sharing acks", 4) the first four seeds of a kind
+    numbered(1_000_000)          the kind and the seed of a schedule, where all kinds are tried in turn
 
 The same functions serve the tests that try some schedules of each kind, the search without an end, and the seeded bugs.
 Which invariants are judged stands at the top of groupsharers.py, sharers.py, transactors.py and registry_histories.py.
@@ -204,7 +205,7 @@ def _kinds() -> dict[str, Callable[[int], object]]:
             seed, chances, rewinds=True, stores=[_DUAL]
         )
     for name, stores in STORES.items():
-        kinds[f"groups {name}"] = lambda seed, stores=stores: group(
+        kinds[f"groups {name} kills"] = lambda seed, stores=stores: group(
             seed, Chances(switch=0.3, kill=0.0005), stores=stores
         )
         kinds[f"groups {name} power"] = lambda seed, stores=stores: group_power(
@@ -246,3 +247,8 @@ def run(kind: str, seed: int) -> object:
         return KINDS[kind](seed)
     except Exception as error:
         raise AssertionError(f"{kind}, seed {seed}: {error!r}") from error
+
+
+def run_first(kind: str, count: int) -> list[object]:
+    """The first seeds of a kind: what run() returns of each."""
+    return [run(kind, seed) for seed in range(count)]
