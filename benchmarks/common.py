@@ -269,7 +269,7 @@ def peer(module: str, rows: str) -> ModuleType | None:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        print(f"skipping {rows}: {error}; pip install 'logcore[bench]' brings it", file=sys.stderr)
+        print(f"skipping {rows}: {error}; `make bench` installs it", file=sys.stderr)
         return None
 
 
