@@ -974,10 +974,42 @@ MISTAKES: Final = (
     ),
     Mistake(
         "commit_answered_before_the_sync", "logcore/consumer/groups.py",
-        "        self._unsynced.add({log: receipt.last_offset + 1}, "
-        "lambda failures: self._have_stored(store, failures.get(log)))\n",
-        "        self._effects.extend(self._coordinator.stored(store, None, self.now_ms()))\n",
+        "                self._unsynced.add({log: receipt.last_offset + 1}, "
+        "functools.partial(self._settled, stores, log))",
+        "                self._have_stored(stores, None)",
         "consumer/test_consumer_groups.py::test_random_lives",
+    ),
+    Mistake(
+        "one_batch_for_two_partitions_of_offsets", "logcore/consumer/groups.py",
+        "            is_of_batch = following.producer == stores[0].producer and "
+        "self.home(following.group.group_id) == place\n",
+        "            is_of_batch = following.producer == stores[0].producer\n",
+        "consumer/test_consumer_commits.py -k share_batches",
+    ),
+    Mistake(
+        "one_batch_for_commits_in_and_out_of_a_transaction", "logcore/consumer/groups.py",
+        "            is_of_batch = following.producer == stores[0].producer and "
+        "self.home(following.group.group_id) == place\n",
+        "            is_of_batch = self.home(following.group.group_id) == place\n",
+        "consumer/test_consumer_commits.py -k share_batches",
+    ),
+    Mistake(
+        "steps_are_told_before_the_disk_has_them", "logcore/combining.py",
+        "            self._settle()\n            is_settled = True\n        finally:",
+        "            is_settled = True\n        finally:",
+        "log/test_combining.py",
+    ),
+    Mistake(
+        "interrupted_step_is_told_as_done", "logcore/combining.py",
+        "                if not is_whole and one.error is None:",
+        "                if False:",
+        "log/test_combining.py",
+    ),
+    Mistake(
+        "nobody_leads_after_an_interrupt", "logcore/combining.py",
+        "                    may_lead = not is_woken or self._is_first(mine)",
+        "                    may_lead = self._is_first(mine)",
+        "log/test_combining.py --timeout 30",
     ),
     Mistake(
         "sessions_by_the_wall_clock", "logcore/consumer/groups.py",

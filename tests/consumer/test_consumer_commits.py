@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,10 @@ import logcore
 from logcore.consumer import Consumer, ConsumerRecords, OffsetAndMetadata, RebalanceListener, TopicPartition
 from logcore.consumer.commits import _MOST_WAITING
 from logcore.consumer.sharedgroups import SharedGroups
+from logcore.coordination.effects import Committer
 from logcore.errors import CommitFailedError, ConsumerStateError, InvalidConfigError, RegistryLockedError
+from logcore.format.grouprecords import Committed, partition_of
+from logcore.groupoffsets import OFFSETS_CONFIG
 from logcore.logdir import LogDir
 from logcore.names import OFFSETS_TOPIC
 from logcore.testing import SimulatedDisk
@@ -325,3 +330,40 @@ def test_records_of_one_partition(data: LogDir) -> None:
         assert found.partitions() == [ONE]
         assert [record.offset for record in found.records(("t", 0))] == [0, 1]
         assert list(found.records(TWO)) == []
+
+
+def test_threads_that_commit_at_once_share_batches(tmp_path: Path) -> None:
+    """As far as the batches have one partition and one producer, and are no larger than one of a producer."""
+    large = "m" * 4_000
+    with logcore.open_dir(tmp_path / "data", create=True, durability="os") as data:
+        data.create_topic("t")
+        data.create_topic(OFFSETS_TOPIC, 2, OFFSETS_CONFIG)
+        data.consumer(group_id="g").close()
+        groups: Any = data._coordinators._groups
+        commits: list[tuple[str, int, str, tuple[int, int] | None]] = [
+            *((f"g{2 * number}", 0, "", None) for number in range(5)),
+            *((f"g{2 * number + 1}", 0, "", None) for number in range(5)),
+            ("g0", 1, "", (7, 0)),
+            ("g2", 2, "", None),
+            *((f"g{2 * number}", 3, large, None) for number in range(5)),
+        ]
+        threads = []
+        with groups._lock:
+            for group_id, offset, metadata, producer in commits:
+                committed = {("t", 0): Committed(offset, -1, metadata, 1_000)}
+                given = (Committer(group_id, -1, "", None), committed, producer)
+                threads.append(threading.Thread(target=groups.commit, args=given))
+                threads[-1].start()
+                while len(groups._steps._asked) < len(threads):
+                    time.sleep(0.0005)
+        for thread in threads:
+            thread.join()
+        first, second = (
+            data.partition(OFFSETS_TOPIC, number) for number in (partition_of("g0", 2), partition_of("g1", 2))
+        )
+        kept = [(batch.record_count, batch.is_transactional) for batch in first.batches(0)]
+        assert kept == [(5, False), (1, True), (5, False), (1, False)], "four of 4 KB and a small one are 16 KiB"
+        assert [batch.record_count for batch in second.batches(0)] == [5]
+        assert [groups.committed(f"g{number}")["t", 0].offset for number in (0, 1, 2, 3)] == [3, 0, 3, 0]
+    with logcore.open_dir(tmp_path / "data", read_only=True) as data:
+        assert data.committed_offsets("t", 0) == {f"g{number}": 3 * (number % 2 == 0) for number in range(10)}

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, Final, Protocol
 
+from logcore.combining import Combined
 from logcore.coordination.coordinator import Coordinator
 from logcore.coordination.effects import (
     At,
@@ -51,6 +52,8 @@ from logcore.partition.coordinated import append_to_transaction, append_whole
 from logcore.settling import Settling
 
 _LONGEST_MS: Final = 2**31 - 1
+#: How large a batch may become that several decisions share: as one of a producer.
+_BATCH_BYTES: Final = 16_384
 
 
 class Directory(Protocol):
@@ -91,6 +94,10 @@ def append(log: Log, rows: list[RecordInput], producer: tuple[int, int] | None, 
     return append_to_transaction(log.writer, rows, *producer, durability=level)
 
 
+def _size_of(store: Store) -> int:
+    return sum(len(key) + len(value or b"") for key, value in store.records)
+
+
 class Groups:
     """All groups of one directory. Made by the first consumer that has a group.
 
@@ -108,6 +115,8 @@ class Groups:
         self._timers: Timers[tuple[Group, Timeout]] = Timers()
         self._effects: deque[Effect] = deque()
         self._unsynced = Settling(self._lock)
+        self._steps = Combined(self._lock, self._flush, self._unsynced.settle)
+        self._unwritten: deque[Store] = deque()  # in the order of the decisions
         self._listeners: tuple[Callable[[], None], ...] = ()
         self.failure: Exception | None = None
         self._started_ms = fs.now_ms() - fs.monotonic_ms()
@@ -220,6 +229,7 @@ class Groups:
         with self._lock:
             error, effects = self._coordinator.check_commit(who, self.now_ms())
             self._act(effects)
+            self._flush()
             yield error
 
     def transaction_ended(self, producer_id: int, *, commit: bool) -> None:
@@ -289,12 +299,13 @@ class Groups:
     # -- effects
 
     def _do(self, step: Callable[[int], Iterable[Effect]]) -> None:
-        now_ms = self.now_ms()
-        with self._lock:
+        def take() -> None:
+            now_ms = self.now_ms()
             for group, timeout in self._timers.due(now_ms):
                 self._act(self._coordinator.timed_out(group, timeout, now_ms))
             self._act(step(now_ms))
-        self._unsynced.settle()
+
+        self._steps.take(take)
 
     def _act(self, effects: Iterable[Effect]) -> None:
         """Under the lock. Carries out effects, behind those that came before them."""
@@ -307,7 +318,7 @@ class Groups:
                     answer.is_there = True
                     is_news = is_news or answer.is_awaited
                 case Store() as store:
-                    self._store(store)
+                    self._unwritten.append(store)
                 case At(group, timeout, at_ms):
                     self._timers.at(at_ms, (group, timeout))
                 case Cancel(group, timeout):
@@ -318,33 +329,53 @@ class Groups:
             for listener in self._listeners:
                 listener()
 
-    def _store(self, store: Store) -> None:
-        """Appends records; settle() syncs them."""
-        now_ms = self._fs.now_ms()
-        rows: list[RecordInput] = [(key, value, (), now_ms) for key, value in store.records]
-        try:
-            log = self._log(store.group.group_id)
-            receipt = append(log, rows, store.producer, "os")
-        except (LogcoreError, OSError) as error:
-            self._have_stored(store, error)
-            return
-        self._unsynced.add({log: receipt.last_offset + 1}, lambda failures: self._have_stored(store, failures.get(log)))
+    def _flush(self) -> None:
+        """Under the lock: appends the records that decisions have led to; settle() syncs them."""
+        while self._unwritten:
+            stores = [self._unwritten.popleft()]
+            try:
+                place = self.home(stores[0].group.group_id)
+                self._take_followers(stores, place)
+                log = self._log(place)
+                now_ms = self._fs.now_ms()
+                rows: list[RecordInput] = [(key, value, (), now_ms) for store in stores for key, value in store.records]
+                receipt = append(log, rows, stores[0].producer, "os")
+            except (LogcoreError, OSError) as error:
+                self._have_stored(stores, error)
+            else:
+                self._unsynced.add({log: receipt.last_offset + 1}, functools.partial(self._settled, stores, log))
 
-    def _have_stored(self, store: Store, failure: Exception | None) -> None:
+    def _take_followers(self, stores: list[Store], place: tuple[str, int]) -> None:
+        """Adds the decisions behind the first whose records go to the same partition, in the name of one producer."""
+        left = _BATCH_BYTES - _size_of(stores[0])
+        while self._unwritten:
+            following = self._unwritten[0]
+            left -= _size_of(following)
+            is_of_batch = following.producer == stores[0].producer and self.home(following.group.group_id) == place
+            if left < 0 or not is_of_batch:
+                return
+            stores.append(self._unwritten.popleft())
+
+    def _settled(self, stores: list[Store], log: Log, failures: Mapping[Log, LogcoreError]) -> None:
+        self._have_stored(stores, failures.get(log))
+        self._flush()
+
+    def _have_stored(self, stores: list[Store], failure: Exception | None) -> None:
         """Under the lock: the records are on disk, or could not be stored."""
         error = None
         if failure is not None:
             error = GroupError.COORDINATOR_NOT_AVAILABLE
-            group_id = store.group.group_id
             self.failure = failure
-            tell("groups", ERROR, "%s: a record of group %r was not stored: %s", OFFSETS_TOPIC, group_id, failure)
-        self._act(self._coordinator.stored(store, error, self.now_ms()))
+        for store in stores:
+            if failure is not None:
+                group_id = store.group.group_id
+                tell("groups", ERROR, "%s: a record of group %r was not stored: %s", OFFSETS_TOPIC, group_id, failure)
+            self._act(self._coordinator.stored(store, error, self.now_ms()))
 
     def home(self, group_id: str) -> tuple[str, int]:
         """The partition that a group's offsets are in, made if there is none. Raises what making it raises."""
         return home_of(self._directory, group_id)
 
-    def _log(self, group_id: str) -> Log:
-        place = self.home(group_id)
+    def _log(self, place: tuple[str, int]) -> Log:
         log = self._directory.partition(*place)
         return self._directory.open_again(*place) if log.has_failed else log
