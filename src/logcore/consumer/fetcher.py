@@ -41,12 +41,13 @@ _RECORDS_A_LOOK: Final = 16
 
 @attrs.frozen
 class Columns:
-    """What lies in [start, end) of a partition."""
+    """What lies in [start, end) of a partition. size_bytes: of keys and values."""
 
     partition: TopicPartition
     start: int
     end: int
     columns: list[RecordColumns]
+    size_bytes: int
 
 
 class Fetcher:
@@ -146,7 +147,7 @@ class Fetcher:
                 raise
             if columns is not None:
                 found.append(columns)
-                left -= sum(map(_size_bytes, columns.columns))
+                left -= columns.size_bytes
                 self._turn = (first + step + 1) % len(order)
             if left <= 0:
                 break
@@ -322,15 +323,15 @@ class Fetcher:
                 size_bytes += _size_bytes(columns)
                 if size_bytes >= max_bytes:
                     # The rest is found from there on. Only a whole stretch steps over what is at its end and no record.
-                    return Columns(one, position, int(columns.offsets[-1]) + 1, found)
+                    return Columns(one, position, int(columns.offsets[-1]) + 1, found, size_bytes)
         except LogcoreError as error:
             if found:  # handed out first; the next call meets the error, or what has removed the records since
-                return Columns(one, position, int(found[-1].offsets[-1]) + 1, found)
+                return Columns(one, position, int(found[-1].offsets[-1]) + 1, found, size_bytes)
             if not isinstance(error, OffsetOutOfRangeError):
                 raise
             self.reset(one, reading, error)
             return None
-        return Columns(one, position, end, found)
+        return Columns(one, position, end, found, size_bytes)
 
 
 def check_columns(timeout_ms: int, max_bytes: int) -> None:
@@ -386,8 +387,10 @@ def _stay(log: Log) -> None:
 
 def _size_bytes(columns: RecordColumns) -> int:
     """Of keys and values; a null has the size -1."""
-    sizes = (columns.key_sizes, columns.value_sizes)
-    return sum(int(each.clip(min=0).sum(dtype=np.int64)) for each in sizes)
+    size_bytes = 0
+    for sizes in (columns.key_sizes, columns.value_sizes):
+        size_bytes += int(sizes.sum(dtype=np.int64)) + int(np.count_nonzero(sizes < 0))
+    return size_bytes
 
 
 def _with(record: TopicRecord, name: str, function: Deserializer) -> TopicRecord:
