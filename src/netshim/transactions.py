@@ -46,6 +46,7 @@ from logcore.coordination.transactioneffects import (
 from logcore.coordination.transactions import EXPIRY_CHECK_MS, RETRY_MS, Transaction, Transactions
 from logcore.coordinators import left_open
 from logcore.format.transactionrecords import Partition, StoredTransaction, transaction_key, transaction_value
+from logcore.log import sync_present
 from logcore.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from logcore.transactionstate import stored_transactions
 from netshim.internal import InternalTopic
@@ -217,7 +218,7 @@ class TransactionHost:
         """
         logs = list(self._topic.logs())
         for log in logs:
-            log.flush()  # what was not synced before a failure is what the next records will stand on
+            sync_present(log)  # what was not synced before a failure is what the next records will stand on
         effects = coordinator.load(stored_transactions(logs), now_ms)
         if self._expects_orphans:
             effects += coordinator.adopt(left_open(self._state.logdir), now_ms)

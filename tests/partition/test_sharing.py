@@ -17,8 +17,9 @@ import logcore
 from logcore import recordbatch
 from logcore.fs import OsFS
 from logcore.index import TXN_ENTRY
-from logcore.log import rewriting_of
+from logcore.log import rewriting_of, sync_present
 from logcore.partition import turns
+from logcore.testing import Fault, FaultPlan, SimulatedDisk
 
 CONFIG = {"segment.bytes": 2_000, "index.interval.bytes": 100}
 
@@ -270,6 +271,38 @@ def test_a_sync_that_began_before_a_cut_says_nothing_of_what_came_behind_it(path
         one.flush()
         reader.refresh()
         assert [record.value for record in reader.read(0)] == [b"0", b"one", b"two"]
+
+
+def test_decisions_wait_for_what_the_log_holds_after_a_cut(path: Path) -> None:
+    """The other also cuts its own log while this one tries again: what is waited for is what there is in the end."""
+    hooked = Hooked()
+    with logcore.open(path, create=True, shared=True, config=CONFIG, fs=hooked) as one, opened(path) as other:
+        one.append(b"0")
+        one.append_many([(None, b"1"), (None, b"2")], durability="os")
+        cuts = 0
+
+        def cut() -> None:
+            nonlocal cuts
+            cuts += 1
+            other.truncate(1)
+            other.append_many([(None, b"one"), (None, b"two")], durability="os")
+            if cuts < 3:
+                hooked.during = cut
+
+        hooked.during = cut
+        sync_present(one)
+        assert cuts == 3
+        assert one.durable_end_offset == one.log_end_offset == 3
+        assert [record.value for record in one.read(0)] == [b"0", b"one", b"two"]
+
+
+def test_decisions_are_not_made_from_what_a_failed_sync_left(path: Path) -> None:
+    disk = SimulatedDisk()
+    with logcore.open("t-0", create=True, durability="os", fs=disk) as log:
+        log.append(b"0")
+        disk.faults = FaultPlan(Fault("fdatasync", errno.EIO))
+        with pytest.raises(logcore.DurabilityUnknownError):
+            sync_present(log)
 
 
 def test_a_sync_covers_what_was_written_before_it_began(path: Path) -> None:

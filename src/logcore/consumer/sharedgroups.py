@@ -63,7 +63,7 @@ from logcore.format.grouprecords import Committed, StoredGroup, partition_of, re
 from logcore.fs import FS
 from logcore.groupoffsets import StoredGroups, stored_groups
 from logcore.kernels.layout import RecordInput
-from logcore.log import Log
+from logcore.log import Log, sync_present
 from logcore.names import OFFSETS_TOPIC
 from logcore.notices import ERROR, tell
 from logcore.reader import aborted_transactions
@@ -743,8 +743,7 @@ class _Offsets:
 
     def _look(self, number: int, log: Log) -> None:
         log.refresh()
-        if log.durable_end_offset < log.log_end_offset:  # of a process that died before its sync
-            log.flush()
+        sync_present(log)  # also what a process appended that died before its sync
         known, end = self._ends.pop(number, (None, 0))
         high_watermark = log.high_watermark
         is_new = known is not log or end < log.log_start_offset or end > high_watermark or log.times_truncated > 0

@@ -55,7 +55,7 @@ from logcore.errors import (
 from logcore.format.grouprecords import partition_of
 from logcore.format.transactionrecords import Partition, Status, StoredTransaction, transaction_key, transaction_value
 from logcore.fs import FS
-from logcore.log import Log
+from logcore.log import Log, sync_present
 from logcore.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from logcore.notices import ERROR, WARNING, tell
 from logcore.settling import Settling
@@ -242,7 +242,7 @@ class TransactionCoordinator:
         logs = [self._opened(number) for number in self._numbers()]
         for log in logs:
             log.refresh()
-            log.flush()  # decisions are made from these records, so all of them must be on disk
+            sync_present(log)
         found = stored_transactions(logs)
         self._act(self._machine.end())
         self._machine = Transactions(is_two_phase=True)

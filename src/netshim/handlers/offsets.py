@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from logcore import Log, LogcoreError
+from logcore.log import sync_present
 from netshim import wire
 from netshim.handlers.failures import code_of
 from netshim.handlers.partitions import (
@@ -202,7 +203,7 @@ def _delete_records(request: DeleteRecordsRequest, call: Call, state: State) -> 
             result.error_code = codes.POLICY_VIOLATION
             return
         if log.durability.waits:  # what was written with acks=1 is shown when it is on disk, and may be deleted then
-            log.flush()
+            sync_present(log)
         if asked.offset == -1:
             before = log.high_watermark
         else:
