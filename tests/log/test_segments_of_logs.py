@@ -590,14 +590,17 @@ def test_a_growing_segment_finds_what_is_there(
     assert disk.open_handles == [f"{name}.log"]
 
 
+class Counting(SimulatedDisk):
+    """maps: how many mappings were made."""
+
+    maps = 0
+
+    def map(self, handle: int, size: int) -> memoryview:
+        self.maps += 1
+        return super().map(handle, size)
+
+
 def test_what_is_fetched_from_the_growing_segment_is_mapped_once_until_it_has_grown() -> None:
-    class Counting(SimulatedDisk):
-        maps = 0
-
-        def map(self, handle: int, size: int) -> memoryview:
-            self.maps += 1
-            return super().map(handle, size)
-
     disk = Counting()
     with logcore.open("t-0", create=True, durability="os", fs=disk) as log:
         for at in range(10):
@@ -612,13 +615,6 @@ def test_what_is_fetched_from_the_growing_segment_is_mapped_once_until_it_has_gr
 
 
 def test_single_reads_map_the_growing_segment_again_when_it_has_grown_by_an_eighth() -> None:
-    class Counting(SimulatedDisk):
-        maps = 0
-
-        def map(self, handle: int, size: int) -> memoryview:
-            self.maps += 1
-            return super().map(handle, size)
-
     disk = Counting()
     with logcore.open("t-0", create=True, durability="os", fs=disk) as log:
         log.append_many([(None, b"%d" % at * 1_000) for at in range(10)] * 100)
