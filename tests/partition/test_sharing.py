@@ -221,6 +221,29 @@ def test_who_waits_too_long_learns_whose_turn_it_is(
     assert other.append(b"2").offset == 1
 
 
+def test_who_finds_others_taking_turns_waits_on(path: Path) -> None:
+    """Locks are not given in the order in which they were asked for."""
+
+    class Starving(OsFS):
+        waits = 0
+
+        def lock_byte(self, handle: int, byte: int, *, timeout_ms: int = 0, shared: bool = False) -> bool:
+            if self.waits and timeout_ms:
+                self.waits -= 1
+                other.append(b"again")
+                return False
+            return not self.waits and super().lock_byte(handle, byte, timeout_ms=timeout_ms, shared=shared)
+
+    starving = Starving()
+    with (
+        logcore.open(path, create=True, shared=True, config=CONFIG, fs=starving) as one,
+        opened(path) as other,
+    ):
+        starving.waits = 3
+        assert one.append(b"1").offset == 3
+        assert starving.waits == 0
+
+
 def test_a_sync_that_fails_stops_the_other_until_it_is_opened_again(path: Path) -> None:
     class Failing(OsFS):
         fails = False

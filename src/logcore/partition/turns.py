@@ -125,13 +125,19 @@ class Turn:
             return True
         if not waits:
             return False
-        if self._fs.lock_byte(self._lock_handle, self._byte, timeout_ms=1000 * TURN_SECONDS):
-            return True
         note = self.note()
+        while not self._fs.lock_byte(self._lock_handle, self._byte, timeout_ms=1000 * TURN_SECONDS):
+            before = note
+            note = self.note()
+            if note == before:  # else others have had it in turns, and this one waits on
+                raise self._kept(note)
+        return True
+
+    def _kept(self, note: Note | None) -> LogLockedError:
         pid = None
         if note is not None:
             pid = note.pid
-        raise LogLockedError(
+        return LogLockedError(
             f"process {pid or '?'} has kept its turn for {TURN_SECONDS} seconds; if it is stopped, let it go on or "
             "end it",
             path=self._path,
