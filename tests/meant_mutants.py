@@ -1864,6 +1864,26 @@ MISTAKES: Final = (
         "                    offsets[one] = OffsetAndMetadata(records[-1].record.offset + 2, lane.source_id)\n",
         "shipping/test_mirror.py",
     ),
+    # -- what the search of schedules has to find
+    Mistake(
+        "commit_checked_outside_the_lock", "logcore/consumer/sharedgroups.py",
+        "        def ask(coordinator: Coordinator, now_ms: int) -> list[Effect]:\n            if producer is None:\n"
+        "                return coordinator.commit_as(who, offsets, commit.waiter, now_ms)\n",
+        "        with self._lock:\n            seen = self._peek(who.group_id)\n"
+        "        if seen is not None and producer is None:\n"
+        "            wrong = seen.group.check_committer(who.member_id, who.instance_id, who.generation)\n"
+        "            if wrong is not None:\n                return wrong\n\n"
+        "        def ask(coordinator: Coordinator, now_ms: int) -> list[Effect]:\n            if producer is None:\n"
+        "                return coordinator.commit(who.group_id, offsets, commit.waiter)\n",
+        "consumer/test_shared_groups_exploration.py::test_a_member_that_froze_in_a_commit_changes_nothing",
+    ),
+    Mistake(
+        "durable_end_published_before_the_sync", "logcore/partition/groupcommit.py",
+        "        try:\n            self._sync()\n",
+        "        if self._publish is not None:\n            self._publish(target)\n"
+        "        try:\n            self._sync()\n",
+        "partition/test_sharing_exploration.py -k flushed",
+    ),
     # -- static members that are gone
     Mistake(
         "static_member_is_gone_at_once", "logcore/coordination/membership.py",

@@ -53,3 +53,8 @@ def test_offsets_move_while_the_group_runs(stores: str, kind: str, rounds: int) 
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
 def test_a_power_cut_loses_no_commit(rounds: int) -> None:
     run_first("groups power", rounds)
+
+
+@pytest.mark.parametrize("rounds", [ROUNDS, LONG])
+def test_a_member_that_froze_in_a_commit_changes_nothing(rounds: int) -> None:
+    run_first("groups hasty freezes", 5 * rounds)

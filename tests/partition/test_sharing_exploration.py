@@ -30,9 +30,9 @@ def test_a_power_cut_loses_nothing_that_was_acked(rounds: int) -> None:
 
 
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])
-@pytest.mark.parametrize("kind", ["acks", "acks cuts"])
+@pytest.mark.parametrize("kind", ["acks", "acks cuts", "acks flushed"])
 def test_what_is_acked_is_on_disk(kind: str, rounds: int) -> None:
-    run_first(f"sharing {kind}", rounds)
+    run_first(f"sharing {kind}", 3 * rounds)
 
 
 @pytest.mark.parametrize("rounds", [ROUNDS, LONG])

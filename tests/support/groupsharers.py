@@ -62,6 +62,8 @@ SETTINGS: Final[dict[str, Any]] = {
     "max_poll_interval_ms": 3_000,
 }
 _STATIC: Final[dict[str, Any]] = {"session_timeout_ms": 900, "heartbeat_interval_ms": 300}
+#: Most schedules take 5,000; where all are stopped, steps pass too.
+_MOST_STEPS: Final = 300_000
 #: Any process looks for dead members more often than that (clients reference, C08).
 _HEIRS_MS: Final = 1_000
 
@@ -186,7 +188,7 @@ class Group:
         if self.is_static:
             settings |= {**_STATIC, "group_instance_id": "spared"}
         with self._consuming(fs, settings) as consumer:
-            until = self.machine.steps + 60_000
+            until = self.machine.steps + _MOST_STEPS
             while not self._is_complete():
                 self._turn(consumer)
                 assert self.machine.steps < until, f"all: {self.processed} {consumer.assignment()}"

@@ -7,6 +7,7 @@ import random
 from logcore.errors import LogcoreError
 from logcore.fs import SharedFS
 from logcore.registry import FileRegistry, open_registry
+from logcore.registry.protocol import Watch
 from logcore.testing import SimulatedDisk
 from logcore.testing.processes import Chances, Machine, SimulatedProcess
 
@@ -63,11 +64,14 @@ class Watched:
         with open_registry("/data", fs=fs) as registry:
             watch = registry.watch(["/t/a", "/t/deep/c"], children=["/t"])
             while True:
+                if self.rng.random() < 0.5:  # a new one counts from the look behind it on
+                    watch.close()
+                    watch = registry.watch(["/t/a", "/t/deep/c"], children=["/t"])
                 is_last = self.are_done()
                 self.seen = self.state(registry)
                 if is_last:
                     break
-                while not watch.wait(LOOK_SECONDS) and not self.looks_anyway and not self.are_done():
+                while not self.is_reported(watch) and not self.looks_anyway and not self.are_done():
                     pass
             for _ in range(20):  # reports that are on their way, and the echoes of a death
                 if watch.wait(LOOK_SECONDS):
@@ -76,6 +80,22 @@ class Watched:
                 self.seen = self.state(registry)
             watch.close()
             assert self.seen == self.state(registry), f"stale: {self.seen}, now {self.state(registry)}"
+
+    def is_reported(self, watch: Watch) -> bool:
+        """Waits for a report, or for so long that each change of before has been reported. The two looks are no steps:
+        they meet the moment as it is.
+        """
+        before = self.now()
+        if watch.wait(LOOK_SECONDS):
+            return True
+        # A death is reported when its file is closed, and its locks may be free later than that.
+        if self.now() == before and not self.looks_anyway and not self.machine.killed:
+            assert self.seen == before, f"armed first: nothing was reported, {self.seen} is {before}"
+        return False
+
+    def now(self) -> object:
+        with open_registry("/data", read_only=True, fs=self.disk) as registry:
+            return self.state(registry)
 
     def are_done(self) -> bool:
         """Until the locks of a killed writer are free, its nodes are there; then they are gone."""

@@ -43,6 +43,8 @@ GROUPS: Final = {
     "stops": Chances(switch=0.3, kill=0.0003, stop=0.003, lost=0.2),
     "clocks": Chances(switch=0.3, kill=0.0003, jump=0.001, pause=0.0007),
 }
+#: Some stop for longer than the group waits for its members: in the middle of a commit, say.
+FREEZES: Final = Chances(switch=0.3, stop=0.01, stop_steps=(5, 50, 500, 3_000))
 POLICIES: Final = ("group", "os", "always", "every(3)")
 #: What the processes do with a partition that they share; the letters are those of Sharers.
 ACTS: Final = {
@@ -114,6 +116,7 @@ def sharing_acks(seed: int, acts: str) -> None:
 def sharing_failed_sync(seed: int) -> None:
     world = _sharers(seed, QUIET, "amorf")
     world.disk.faults = FaultPlan(Fault("fdatasync", errno.EIO, at=1 + seed % 9))
+    world.has_causes = True
     _cut_off(world, seed)
 
 
@@ -195,6 +198,7 @@ def _kinds() -> dict[str, Callable[[int], object]]:
     kinds["sharing power"] = sharing_power
     kinds["sharing acks"] = lambda seed: sharing_acks(seed, "am")
     kinds["sharing acks cuts"] = lambda seed: sharing_acks(seed, "aat")
+    kinds["sharing acks flushed"] = lambda seed: sharing_acks(seed, "oof")
     kinds["sharing failed sync"] = sharing_failed_sync
     for name, chances in GROUPS.items():
         kinds[f"groups {name}"] = lambda seed, chances=chances: group(seed, chances)
@@ -204,6 +208,7 @@ def _kinds() -> dict[str, Callable[[int], object]]:
         kinds[f"groups rewind dual {name}"] = lambda seed, chances=chances: group(
             seed, chances, rewinds=True, stores=[_DUAL]
         )
+    kinds["groups hasty freezes"] = lambda seed: group(seed, FREEZES, is_hasty=True)
     for name, stores in STORES.items():
         kinds[f"groups {name} kills"] = lambda seed, stores=stores: group(
             seed, Chances(switch=0.3, kill=0.0005), stores=stores

@@ -10,6 +10,7 @@ The invariants, by name; the numbers are those of crashes.md:
   the append began.
 - once (C15): no value is there twice; in the order in which its process sent it.
 - stable (C17, C19): a reader never sees another record at an offset, unless the log was cut below it.
+- innocent: no call fails where no process dies, no disk fails, and nothing is truncated.
 - committed (C25): who reads committed records sees all of a transaction that was committed, and nothing of an aborted
   one.
 """
@@ -70,8 +71,9 @@ class Cut:
 
 
 class Sharers:
-    """See the top of this module. acked: by offset. cut: the lowest offset that the log was cut at. fails_at_acks:
-    whether each acknowledgement is judged on the disks that a power cut at this moment would leave.
+    """See the top of this module. acked: by offset. cut: the lowest offset that the log was cut at. has_causes: of
+    errors; also set where the disk fails. fails_at_acks: whether each acknowledgement is judged on the disks that a
+    power cut at this moment would leave.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Sharers:
         fails_at_acks: bool = False,
     ) -> None:
         self.fails_at_acks = fails_at_acks
+        self.has_causes = bool(chances.kill or chances.power or "t" in kinds)
         self.rng = random.Random(seed)
         self.disk = SimulatedDisk({"data": None}, seed=seed)
         self.machine = Machine(self.disk, seed=seed, chances=chances)
@@ -150,8 +153,9 @@ class Sharers:
             return
         try:
             yield log
-        except (logcore.LogFailedError, logcore.DurabilityUnknownError, logcore.StorageWriteError):
-            pass  # opened again, as the error says
+        except (logcore.LogFailedError, logcore.StorageWriteError):  # opened again, as the error says
+            if not self.has_causes:
+                raise
         finally:
             with contextlib.suppress(logcore.DurabilityUnknownError, logcore.StorageWriteError):
                 log.close()
@@ -166,7 +170,7 @@ class Sharers:
             "r": lambda log, _: log.roll(),
             "d": self._delete,
             "t": self._truncate,
-            "f": lambda log, _: log.flush(),
+            "f": self._flush,
             "c": lambda log, _: logcore.clean(log, force=True),
             "x": self._transact,
         }
@@ -182,7 +186,11 @@ class Sharers:
             before = self.acked.get(offset)
             if before is None or before.began <= began:  # else what was cut off meanwhile is told of late
                 self.acked[offset] = Acked(value, receipt.durability, began)
-        if self.fails_at_acks and receipt.durability == "disk":
+        if receipt.durability == "disk":
+            self._judge_ack()
+
+    def _judge_ack(self) -> None:
+        if self.fails_at_acks:
             for state in self.disk.crash_states(limit=2):
                 self.judge(state.disk(), after_power=True)
 
@@ -246,6 +254,15 @@ class Sharers:
             log.end_transaction(producer_id, 0, commit=False)
             self.aborted.update(sender.open_values)
             sender.open_values = []
+
+    def _flush(self, log: logcore.Log, sender: Sender) -> None:
+        """What was acknowledged before the call, by any process, is on disk behind it."""
+        before = dict(self.acked)
+        log.flush()
+        for offset, acked in before.items():
+            if self.acked[offset] is acked:
+                self.acked[offset] = attrs.evolve(acked, durability="disk")
+        self._judge_ack()
 
     def _delete(self, log: logcore.Log, sender: Sender) -> None:
         log.refresh()

@@ -60,6 +60,7 @@ class SimulatedKill(BaseException):
 class Chances:
     """Of what happens at a step, each from 0 to 1. switch: another process goes on; lost: a report of a watch; jump:
     the wall clock, an hour to either side; pause: all processes stand still while time passes, once in a run.
+    stop_steps: for how many steps a process may stop.
     """
 
     switch: float = 0.3
@@ -70,6 +71,7 @@ class Chances:
     lost: float = 0.0
     jump: float = 0.0
     pause: float = 0.0
+    stop_steps: tuple[int, ...] = (5, 50, 500)
 
 
 class SimulatedProcess:
@@ -382,7 +384,7 @@ class Machine:
     def _stop_one(self) -> None:
         living = self._living(spared=True)
         if living:  # else the last one has just been killed
-            self.rng.choice(living).stopped_until = self.steps + self.rng.choice([5, 50, 500])
+            self.rng.choice(living).stopped_until = self.steps + self.rng.choice(self.chances.stop_steps)
 
     def _jump(self) -> None:
         self.disk.set_wall_clock(self.disk.now_ms() + self.rng.choice([-1, 1]) * _JUMP_MS)
