@@ -7,6 +7,7 @@ Rules:
 - One thread leads. It takes the steps that were asked for so far, in their order, and then waits for the disk.
 - Of those who ask meanwhile, the first waits for its turn to lead. The others sleep until their step is on disk.
 - An error of a step is raised in the thread that asked for it.
+- A signal handler may ask for a step in the thread that leads. That step is taken at once.
 - An interrupt may come anywhere. A step that has not begun is left out when its own thread is interrupted. Those whose
   step the leader had begun when it was interrupted get DurabilityUnknownError, a second later at most.
 
@@ -54,12 +55,12 @@ class _Asked:
             self.error = error
 
     def wake(self) -> None:
-        if self.gate.locked():
+        with contextlib.suppress(RuntimeError):  # it is open
             self.gate.release()
 
 
 class Combined:
-    """The steps that threads ask for. No step may ask for another.
+    """The steps that threads ask for.
 
     lock: held while steps are taken. finish: called under it behind the last of several steps. settle: waits for the
     disk, without it; where who leads is interrupted in that, the others call it too.
@@ -72,11 +73,16 @@ class Combined:
         self._finish = finish
         self._settle = settle
         self._leading = threading.Lock()
+        # The thread that leads. An interrupt may leave its name here: what it asks for next is taken alone.
+        self._leader: int | None = None
         # Each thread adds its own at the end; who leads takes them from the beginning.
         self._asked: deque[_Asked] = deque()
 
     def take(self, step: Callable[[], object]) -> None:
         """Returns when the step was taken, and what it has led to is on disk. Raises what the step raises."""
+        if self._leader == threading.get_ident():
+            self._take_alone(step)
+            return
         mine = _Asked(step)
         try:
             self._asked.append(mine)
@@ -99,6 +105,14 @@ class Combined:
         if mine.error is not None:
             raise mine.error
 
+    def _take_alone(self, step: Callable[[], object]) -> None:
+        with self._lock:
+            try:
+                step()
+            finally:
+                self._finish()
+        self._settle()
+
     def _is_first(self, mine: _Asked) -> bool:
         try:
             return self._asked[0] is mine
@@ -108,7 +122,11 @@ class Combined:
     def _lead(self, mine: _Asked) -> None:
         with self._leading:
             if not mine.is_told:
-                self._take_all()
+                try:
+                    self._leader = threading.get_ident()
+                    self._take_all()
+                finally:
+                    self._leader = None
             if not mine.is_told:  # an earlier leader had taken it, and was interrupted
                 mine.error = DurabilityUnknownError(_CUT_OFF)
                 mine.is_told = True

@@ -25,7 +25,7 @@ from logcore.log import Log
 Then = Callable[[Mapping[Log, LogcoreError]], None]
 
 
-@attrs.define
+@attrs.define(eq=False)
 class _Waiting:
     """number: in the order of what was added; what it leads to has the same. ends: how far each log has to be on disk.
     failures: of logs whose sync failed.
@@ -89,14 +89,11 @@ class Settling:
                     self._hear(log, failure)
 
     def _hear(self, log: Log, failure: LogcoreError | None) -> None:
-        waiting = list(self._waiting)
-        self._waiting.clear()
-        for one in waiting:
+        for one in tuple(self._waiting):  # an interrupt in the middle leaves the others waiting
             if log in one.ends:
                 one.hear(log, failure)
-            if one.ends:
-                self._waiting.append(one)
-            else:
+            if not one.ends:
+                self._waiting.remove(one)
                 self._end(one)
 
     def _end(self, one: _Waiting) -> None:

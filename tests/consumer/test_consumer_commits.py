@@ -367,3 +367,61 @@ def test_threads_that_commit_at_once_share_batches(tmp_path: Path) -> None:
         assert [groups.committed(f"g{number}")["t", 0].offset for number in (0, 1, 2, 3)] == [3, 0, 3, 0]
     with logcore.open_dir(tmp_path / "data", read_only=True) as data:
         assert data.committed_offsets("t", 0) == {f"g{number}": 3 * (number % 2 == 0) for number in range(10)}
+
+
+@pytest.mark.parametrize("name", ["max.message.bytes", "segment.bytes"])
+def test_a_shared_batch_is_no_larger_than_the_topic_takes(tmp_path: Path, name: str) -> None:
+    with logcore.open_dir(tmp_path / "data", create=True, durability="os") as data:
+        data.create_topic("t")
+        data.create_topic(OFFSETS_TOPIC, 1, {**OFFSETS_CONFIG, name: 600})
+        data.consumer(group_id="g").close()
+        groups: Any = data._coordinators._groups
+        results = committed_at_once(groups, [(f"g{number}", number) for number in range(20)])
+        assert results == dict.fromkeys(range(20))
+        assert 1 < len(list(data.partition(OFFSETS_TOPIC, 0).batches(0))) < 20
+        assert [groups.committed(f"g{number}")["t", 0].offset for number in range(20)] == list(range(20))
+
+
+def test_who_is_not_told_how_a_commit_ended_gets_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that stores for three is interrupted while it takes in that the first one's records are on disk."""
+    with logcore.open_dir(tmp_path / "data", create=True, durability="os") as data:
+        data.create_topic("t")
+        data.consumer(group_id="g").close()
+        groups: Any = data._coordinators._groups
+        stored = groups._coordinator.stored
+        calls = []
+
+        def interrupt(*given: Any) -> Any:
+            calls.append(given)
+            if len(calls) == 1:
+                raise KeyboardInterrupt
+            return stored(*given)
+
+        monkeypatch.setattr(groups._coordinator, "stored", interrupt)
+        results = committed_at_once(groups, [("a", 1), ("b", 2), ("c", 3)])
+        assert isinstance(results[1], KeyboardInterrupt)
+        assert isinstance(results[2], logcore.DurabilityUnknownError)
+        assert isinstance(results[3], logcore.DurabilityUnknownError)
+
+
+def committed_at_once(groups: Any, commits: list[tuple[str, int]]) -> dict[int, object]:
+    """Commits of threads that all wait before the first is taken; what each is told, by its offset."""
+    told: dict[int, object] = {}
+
+    def commit(group_id: str, offset: int) -> None:
+        committed = {("t", 0): Committed(offset, -1, "m" * 20, 1_000)}
+        try:
+            told[offset] = groups.commit(Committer(group_id, -1, "", None), committed)
+        except BaseException as error:
+            told[offset] = error
+
+    threads = []
+    with groups._lock:
+        for one in commits:
+            threads.append(threading.Thread(target=commit, args=one))
+            threads[-1].start()
+            while len(groups._steps._asked) < len(threads):
+                time.sleep(0.0005)
+    for thread in threads:
+        thread.join()
+    return told

@@ -119,6 +119,41 @@ def test_an_error_is_told_to_who_asked() -> None:
     assert world.told == {0: None, 1: wrong, 2: None}
 
 
+@pytest.mark.parametrize("moment", ["step", "sync"])
+def test_a_signal_handler_asks_in_the_thread_that_leads(moment: str) -> None:
+    world = World()
+    handled: list[str] = []
+
+    def handle(now: str) -> None:
+        if now == moment and not handled:
+            handled.append(now)
+            world.ask(7)
+
+    def settle() -> None:
+        handle("sync")
+        world.settle()
+
+    def step() -> None:
+        handle("step")
+        world.taken.append(0)
+
+    world.combined._settle = settle
+    thread = threading.Thread(target=world.combined.take, args=(step,), daemon=True)
+    world.threads.append(thread)
+    thread.start()
+    world.join()
+    assert handled == [moment]
+    assert sorted(world.taken) == [0, 7]
+    assert world.told == {7: None}
+
+
+def test_who_is_woken_twice_is_awake() -> None:
+    asked = module._Asked(lambda: None)
+    asked.wake()
+    asked.wake()
+    assert asked.gate.acquire(timeout=0)
+
+
 class Interrupt:
     """Raises at the nth line of combining.py, but not at the edges of with and try, where the interpreter itself
     handles no signal.

@@ -126,3 +126,19 @@ def test_an_append_that_was_cut_away_is_told_so(log: Log) -> None:
     log.truncate(0)
     told.settling.settle()
     assert [type(error) for error in told.heard[0][1].values()] == [LogFailedError]
+
+
+def test_an_interrupt_leaves_the_others_waiting(log: Log) -> None:
+    told = Told()
+
+    def interrupt(failures: Mapping[Log, LogcoreError]) -> None:
+        raise KeyboardInterrupt
+
+    told.append(1, log)
+    told.settling.add({log: log.append(b"v").last_offset + 1}, interrupt)
+    told.append(3, log)
+    with pytest.raises(KeyboardInterrupt):
+        told.settling.settle()
+    assert told.heard == [(1, {})]
+    told.settling.settle()
+    assert told.heard == [(1, {}), (3, {})]

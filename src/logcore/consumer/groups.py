@@ -21,6 +21,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, Final, Protocol
 
 from logcore.combining import Combined
+from logcore.config import LogConfig
 from logcore.coordination.coordinator import Coordinator
 from logcore.coordination.effects import (
     At,
@@ -39,7 +40,7 @@ from logcore.coordination.effects import (
 )
 from logcore.coordination.group import Group
 from logcore.coordination.timers import Timers
-from logcore.errors import LogcoreError, TopicExistsError
+from logcore.errors import DurabilityUnknownError, LogcoreError, TopicExistsError
 from logcore.format.grouprecords import Committed, partition_of
 from logcore.fs import FS
 from logcore.groupoffsets import OFFSETS_CONFIG, stored_groups
@@ -52,6 +53,8 @@ from logcore.partition.coordinated import append_to_transaction, append_whole
 from logcore.settling import Settling
 
 _LONGEST_MS: Final = 2**31 - 1
+#: At most, of a record of such a batch.
+_RECORD_HEAD_BYTES: Final = 32
 #: How large a batch may become that several decisions share: as one of a producer.
 _BATCH_BYTES: Final = 16_384
 
@@ -95,7 +98,7 @@ def append(log: Log, rows: list[RecordInput], producer: tuple[int, int] | None, 
 
 
 def _size_of(store: Store) -> int:
-    return sum(len(key) + len(value or b"") for key, value in store.records)
+    return sum(_RECORD_HEAD_BYTES + len(key) + len(value or b"") for key, value in store.records)
 
 
 class Groups:
@@ -217,9 +220,7 @@ class Groups:
                 return self._coordinator.commit_as(who, offsets, answer, now_ms)
             return self._coordinator.commit_in_transaction_as(who, producer, offsets, answer)
 
-        self._do(commit)
-        result: GroupError | None = answer.result
-        return result
+        return self._answered(answer, commit)
 
     @contextlib.contextmanager
     def committing(self, who: Committer) -> Generator[GroupError | None]:
@@ -268,16 +269,12 @@ class Groups:
         So none of their commits can undo it.
         """
         answer = Answer()
-        self._do(lambda now_ms: self._coordinator.rewind(group_id, offsets, answer, now_ms))
-        result: GroupError | None = answer.result
-        return result
+        return self._answered(answer, lambda now_ms: self._coordinator.rewind(group_id, offsets, answer, now_ms))
 
     def delete(self, group_id: str) -> GroupError | None:
         """Deletes a group without members, with all that it has committed; or says why not."""
         answer = Answer()
-        self._do(lambda _: self._coordinator.delete(group_id, answer))
-        result: GroupError | None = answer.result
-        return result
+        return self._answered(answer, lambda _: self._coordinator.delete(group_id, answer))
 
     def forget_topics(self, names: set[str]) -> None:
         """Deletes what was committed for topics that are deleted: a new one of that name begins without it."""
@@ -297,6 +294,16 @@ class Groups:
             return self._timers.next_ms
 
     # -- effects
+
+    def _answered(self, answer: Answer, step: Callable[[int], Iterable[Effect]]) -> GroupError | None:
+        self._do(step)
+        if not answer.is_there:
+            raise DurabilityUnknownError(
+                "a thread was interrupted that stored records for this one: whether they are stored is not known",
+                path=self._directory.path,
+            )
+        result: GroupError | None = answer.result
+        return result
 
     def _do(self, step: Callable[[int], Iterable[Effect]]) -> None:
         def take() -> None:
@@ -334,20 +341,31 @@ class Groups:
         while self._unwritten:
             stores = [self._unwritten.popleft()]
             try:
-                place = self.home(stores[0].group.group_id)
-                self._take_followers(stores, place)
-                log = self._log(place)
-                now_ms = self._fs.now_ms()
-                rows: list[RecordInput] = [(key, value, (), now_ms) for store in stores for key, value in store.records]
-                receipt = append(log, rows, stores[0].producer, "os")
-            except (LogcoreError, OSError) as error:
-                self._have_stored(stores, error)
-            else:
-                self._unsynced.add({log: receipt.last_offset + 1}, functools.partial(self._settled, stores, log))
+                self._write(stores)
+            except BaseException:  # interrupted: the next step writes them, perhaps once more, which changes nothing
+                self._unwritten.extendleft(reversed(stores))
+                raise
 
-    def _take_followers(self, stores: list[Store], place: tuple[str, int]) -> None:
+    def _write(self, stores: list[Store]) -> None:
+        """Appends the records of a decision, and adds to it those that may share its batch."""
+        try:
+            place = self.home(stores[0].group.group_id)
+            log = self._log(place)
+            self._take_followers(stores, place, log.config)
+            now_ms = self._fs.now_ms()
+            rows: list[RecordInput] = [(key, value, (), now_ms) for store in stores for key, value in store.records]
+            receipt = append(log, rows, stores[0].producer, "os")
+        except (LogcoreError, OSError) as error:
+            self._have_stored(stores, error)
+        else:
+            self._unsynced.add({log: receipt.last_offset + 1}, functools.partial(self._settled, stores, log))
+
+    def _take_followers(self, stores: list[Store], place: tuple[str, int], config: LogConfig) -> None:
         """Adds the decisions behind the first whose records go to the same partition, in the name of one producer."""
-        left = _BATCH_BYTES - _size_of(stores[0])
+        # What the partition takes from one decision alone it must also take from several: with half of its limits there
+        # is room for the heads.
+        most_bytes = min(_BATCH_BYTES, config.max_message_bytes // 2, config.segment_bytes // 2)
+        left = most_bytes - _size_of(stores[0])
         while self._unwritten:
             following = self._unwritten[0]
             left -= _size_of(following)
