@@ -201,16 +201,19 @@ def _join(place: Place, claim: Claim) -> tuple[Writer, Opened]:
     with claim.alone() as found_alone:
         is_alone = found_alone
     sharing = SharedLock(fs, claim.lock_handle, place.key, place.path)
-    with sharing.opening(is_alone=is_alone) as believed_end:
+
+    def check() -> None:
+        """The policy on disk decides how recovery judges a damaged tail, so a log has one policy."""
         noted = checkpoint.read_notes(fs, place.path).policy
-        # The policy on disk decides how recovery judges a damaged tail, so a log has one policy.
-        if believed_end is not None and noted != place.durability:
+        if noted is not None and noted != place.durability:  # None: of a process that died before it wrote it down
             raise InvalidConfigError(
                 "another process has the log open with another durability; give the same",
                 path=place.path,
                 expected=str(noted),
                 found=str(place.durability),
             )
+
+    with sharing.opening(is_alone=is_alone, check=check) as believed_end:
         opened = open_partition(attrs.evolve(place, believed_end=believed_end))
         writer = Writer(place, claim=claim, opened=opened, sharing=sharing)
 

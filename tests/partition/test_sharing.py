@@ -15,6 +15,7 @@ import pytest
 
 import logcore
 from logcore import recordbatch
+from logcore.checkpoint import TURN
 from logcore.fs import OsFS
 from logcore.index import TXN_ENTRY
 from logcore.log import rewriting_of, sync_present
@@ -242,6 +243,123 @@ def test_who_finds_others_taking_turns_waits_on(path: Path) -> None:
         starving.waits = 3
         assert one.append(b"1").offset == 3
         assert starving.waits == 0
+
+
+def tear_next(log: logcore.Log, left: int) -> None:
+    """What a kill in the middle of the next note of what is on disk leaves: `left` of its first bytes."""
+    turn: Any = log.writer.sharing._turn  # type: ignore[union-attr]
+    with open(Path(log.path) / TURN, "r+b") as file:
+        file.seek(turns._SYNCED_AT)
+        newest = turn._newest(file.read(turns._SYNCED_BYTES))
+        file.seek(turns._SYNCED_AT + turns._SYNCED.size - newest.at)
+        file.write(b"\xa5" * left)
+
+
+@pytest.mark.parametrize("left", [1, 40, 111])
+def test_a_kill_in_the_middle_of_noting_what_is_on_disk_costs_the_others_nothing(path: Path, left: int) -> None:
+    with opened(path) as one, opened(path) as other:
+        following = one.tail(0)
+        for value in (b"0", b"1", b"2"):
+            one.append(value)
+            tear_next(one, left)
+            other.append(value + b"'")
+            tear_next(one, left)
+        assert [next(following).value for _ in range(6)] == [b"0", b"0'", b"1", b"1'", b"2", b"2'"]
+        with opened(path) as third:
+            assert third.durable_end_offset == 6
+        tear_next(one, left)
+        assert one.append(b"3").offset == 6
+        assert next(following).value == b"3"
+        assert one.times_truncated == 0
+
+
+def test_what_is_on_disk_has_the_newer_number_of_two(path: Path) -> None:
+    with opened(path) as one:
+        turn: Any = one.writer.sharing._turn  # type: ignore[union-attr]
+        with turn.publishing.held():
+            for end in range(5):
+                turn.note_synced(turns.Synced(end, 7))
+                assert turn.synced() == turns.Synced(end, 7)
+                assert turn.look()[1] == turns.Synced(end, 7)
+
+
+def test_many_recoveries_are_no_truncation(path: Path) -> None:
+    """More than are remembered one by one, while a reader looks away."""
+    with opened(path) as one, opened(path) as other:
+        for number in range(5):
+            one.append(b"%d" % number)
+        following = one.tail(0)
+        assert [next(following).value for _ in range(5)] == [b"0", b"1", b"2", b"3", b"4"]
+        for _ in range(2 * turns._CUTS):
+            turn: Any = other.writer.sharing._turn  # type: ignore[union-attr]
+            turn.take()
+            turn.begin()  # and dies
+            turn.give()
+            other.append(b"again")
+        assert next(following).value == b"again"
+
+
+@pytest.mark.parametrize("offsets", [[5, 9, 3, *range(20, 29)], [*range(20, 40)]])
+def test_the_oldest_cut_stands_for_all_before_it(offsets: list[int]) -> None:
+    synced = turns.Synced(100, 1 << 60)
+    known = [synced]
+    for offset in offsets:
+        synced = synced.cut(offset)
+        known.append(synced)
+    for number, before in enumerate(known[:-1]):
+        found = synced.lowest_cut_since(before.cuts, 0)
+        assert found is not None
+        assert found <= min(offsets[number:])
+        if len(offsets) - number < turns._CUTS:
+            assert found == min(offsets[number:])
+    assert synced.lowest_cut_since(synced.cuts, 0) is None
+    assert synced.lowest_cut_since(12345, 2) == 2, "counted from another beginning"
+    assert synced.lowest_cut_since(synced.cuts + 1, 2) == 2
+
+
+def test_a_record_that_was_cut_before_its_thread_waits_is_not_acknowledged(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread of its process has taken in the cut, so that no cut comes while it waits."""
+    with opened(path) as one, opened(path) as other:
+        for number in range(5):
+            one.append(b"%d" % number)
+        acknowledge = one.writer.acknowledge
+
+        def cut_first(*given: Any) -> Any:
+            other.truncate(3)
+            one.refresh()
+            return acknowledge(*given)
+
+        monkeypatch.setattr(one.writer, "acknowledge", cut_first)
+        with pytest.raises(logcore.DurabilityUnknownError):
+            one.append(b"mine")
+
+
+@pytest.mark.parametrize("policy", ["group", "always"])
+def test_an_error_behind_the_write_invites_no_second_one(
+    path: Path, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other is stopped while it notes what is on disk."""
+    monkeypatch.setattr("logcore.bytelocks.TURN_SECONDS", 0.01)
+    with opened(path, durability=policy) as one, opened(path, durability=policy) as other:
+        one.append(b"0")
+        turn: Any = other.writer.sharing._turn  # type: ignore[union-attr]
+        with turn.publishing.held(), pytest.raises(logcore.DurabilityUnknownError) as met:
+            one.append(b"1")
+        assert isinstance(met.value.__cause__, logcore.LogLockedError)
+        one.flush()
+        assert [record.value for record in one.read(0)] == [b"0", b"1"]
+
+
+def test_another_durability_is_refused_each_time(path: Path) -> None:
+    with opened(path, durability="group") as one:
+        one.append(b"0")
+        for _ in range(3):
+            with pytest.raises(logcore.InvalidConfigError, match="another durability"):
+                opened(path, durability="os")
+        assert one.append(b"1").offset == 1
+        assert one.times_truncated == 0, "nothing was recovered"
 
 
 def test_a_sync_that_fails_stops_the_other_until_it_is_opened_again(path: Path) -> None:

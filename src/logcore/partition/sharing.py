@@ -158,9 +158,10 @@ class SharedLock:
     # -- opening and closing -----------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def opening(self, *, is_alone: bool) -> Generator[int | None]:
+    def opening(self, *, is_alone: bool, check: Callable[[], object]) -> Generator[int | None]:
         """The first turn, in which attach() is to be called: gives the end up to which the partition is believed; None
-        to recover it. is_alone: no other process has the directory open, so that the note is an old one.
+        to recover it. is_alone: no other process has the directory open, so that the note is an old one. check: called
+        where others have the partition open, before anything is changed; what it raises ends the turn.
         """
         with self._mutex:
             self._turn.take()
@@ -169,6 +170,8 @@ class SharedLock:
                 synced = self._turn.synced()
                 if note is not None and note.is_deleted and not is_alone:
                     raise LogNotFoundError("another process is deleting the partition", path=self._path)
+                if note is not None and not is_alone:
+                    check()
                 # Recover unless other processes have the log in order: not after a power cut, a death in a turn or a
                 # failed sync, nor with a note that processes left which have all ended.
                 if note is None or synced is None or is_alone or note.is_busy or synced.has_failed:
@@ -204,7 +207,10 @@ class SharedLock:
         if believed_end is not None and synced is not None:
             return synced
         if synced is None:
-            synced = Synced(opened.end, self._turn.new_number())
+            durable_end = opened.end
+            if believed_end is not None:  # nothing was synced for it
+                durable_end = opened.log_start
+            synced = Synced(durable_end, self._turn.new_number())
         else:
             synced = attrs.evolve(synced.cut(opened.end), durable_end=opened.end, has_failed=False)
         self._turn.note_synced(synced)
@@ -292,7 +298,7 @@ class SharedLock:
             self._note = _UNKNOWN
             self._renew(None)
             self._note = Note(self._turn.new_number(), 0, 0)
-        elif note.structure != self._note.structure:
+        elif note.structure != self._note.structure or synced.cuts != self._cuts:
             self._note = _UNKNOWN
             self._renew(note.end)
             self._note = note
@@ -385,7 +391,8 @@ class SharedLock:
         while writer.commit.durable_end <= last:
             with self:  # a turn takes in what others cut, and what they brought to the disk
                 has_failed = writer.commit.failure is not None
-                is_cut = any(offset <= last for offset in cuts[known:])
+                # Also by a cut that another thread took in before this one began to wait.
+                is_cut = writer.state.end <= last or any(offset <= last for offset in cuts[known:])
             if has_failed or is_cut:
                 raise DurabilityUnknownError(
                     "the log was cut or has failed while a record waited for the disk", path=self._path

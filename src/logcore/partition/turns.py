@@ -3,13 +3,15 @@
     logcore.turn, in the partition's directory
 
     position 0    what was changed last: written by who has the turn, when it begins and when it ends
-    position 512  what is on disk: written by who has synced, under a lock of its own
+    position 512  what is on disk, twice: written by who has synced, under a lock of its own
 
 Rules:
 - A turn is a record lock on a byte of the log directory's lock file. The kernel gives it back when its holder dies.
 - The note says "busy" while a turn lasts. Who finds it so knows that its writer died in the middle, and recovers the
   partition before anything else.
 - A note of another boot, or one that is damaged, says nothing. Nothing in it outlives a power cut.
+- Of what is on disk, the older of the two is overwritten, and the newer one counts that is whole: a process that dies
+  in the middle leaves the one before.
 - The end that is on disk falls only when the log is cut, and cuts are counted: who synced before a cut notes nothing
   after it.
 
@@ -32,19 +34,22 @@ from logcore.checkpoint import TURN, Key
 from logcore.errors import LogLockedError
 from logcore.fs import FS, SharedFS
 
-#: How many cuts are remembered. A process that missed more assumes that the log was cut at its start.
+#: How many cuts are remembered. The oldest stands for all before it, at the lowest of their offsets.
 _CUTS: Final = 8
+#: A process that seems to have missed more has counted from another beginning.
+_MOST_MISSED: Final = 1 << 32
 
 _NOTE: Final = struct.Struct(">16sQqqI")  # boot, structure, end, size, flags; then their crc, and who has left it
 _HOLDER: Final = struct.Struct(">I8s")  # pid, mark: last, so that a write that ends half way leaves the mark of before
 _HOLDER_AT: Final = _NOTE.size + 4
 _NOTE_BYTES: Final = _HOLDER_AT + _HOLDER.size
-_SYNCED: Final = struct.Struct(f">8s16sqQ{_CUTS}qII")  # mark, boot, durable end, cuts, the latest, flags, crc
+_SYNCED: Final = struct.Struct(f">8s16sQqQ{_CUTS}qII")  # mark, boot, number, durable end, cuts, the latest, flags, crc
 _NOTE_MARK: Final = b"LCTURN1\n"
 #: In its place while a turn lasts.
 _BUSY_MARK: Final = b"LCBUSY1\n"
-_SYNCED_MARK: Final = b"LCSYNC1\n"
+_SYNCED_MARK: Final = b"LCSYNC2\n"
 _SYNCED_AT: Final = 512
+_SYNCED_BYTES: Final = 2 * _SYNCED.size
 _DELETED: Final = 1
 _FAILED: Final = 1
 #: A record is written in one piece, and read in one, but nothing promises that a reader does not meet half of it.
@@ -78,7 +83,9 @@ class Synced:
 
     def cut(self, offset: int) -> Synced:
         """Nothing at and above an offset is on disk any more, whatever a sync that began before says."""
-        latest = (*self.latest, offset)[-_CUTS:]
+        latest = (*self.latest, offset)
+        if len(latest) > _CUTS:
+            latest = (min(latest[:2]), *latest[2:])
         return Synced(min(self.durable_end, offset), self.cuts + 1, latest, self.has_failed)
 
     def lowest_cut_since(self, cuts: int, log_start: int) -> int | None:
@@ -86,9 +93,18 @@ class Synced:
         missed = self.cuts - cuts
         if missed == 0:
             return None
-        if not 0 < missed <= len(self.latest):
+        is_counted = missed <= len(self.latest) or (len(self.latest) == _CUTS and missed < _MOST_MISSED)
+        if missed < 0 or not is_counted:
             return log_start
         return min(self.latest[-missed:])
+
+
+class _Written(NamedTuple):
+    """What is on disk, as written: with the number of the write, and its place behind _SYNCED_AT."""
+
+    number: int
+    at: int
+    synced: Synced
 
 
 class Turn:
@@ -160,7 +176,7 @@ class Turn:
         """What the last turn left, and what is on disk; for who has the turn. The objects of the last call, or of
         leave(), where they are the same.
         """
-        content = self._fs.pread(self._note_handle, _SYNCED_AT + _SYNCED.size, 0)
+        content = self._fs.pread(self._note_handle, _SYNCED_AT + _SYNCED_BYTES, 0)
         note: Note | None = self._known_note[1]
         if content[:_NOTE_BYTES] != self._known_note[0]:
             note = self._unpacked(content)
@@ -168,9 +184,11 @@ class Turn:
                 self._known_note = content[:_NOTE_BYTES], note
         synced: Synced | None = self._known_synced[1]
         if content[_SYNCED_AT:] != self._known_synced[0]:
-            synced = self.synced()  # it may be in the middle of being written
-            if synced is not None:
-                self._known_synced = self._packed_synced(synced), synced
+            found = self._newest(content[_SYNCED_AT:])
+            synced = None
+            if found is not None:
+                synced = found.synced
+                self._known_synced = content[_SYNCED_AT:], synced
         return note, synced
 
     def note(self) -> Note | None:
@@ -211,26 +229,45 @@ class Turn:
 
     def synced(self) -> Synced | None:
         """What is on disk; None where nothing is known. May be called without any lock."""
-        for _ in range(_LOOKS):  # it may be in the middle of being written
-            content = self._fs.pread(self._note_handle, _SYNCED.size, _SYNCED_AT)
+        for _ in range(_LOOKS):  # both may be in the middle of being written, one after the other
+            content = self._fs.pread(self._note_handle, _SYNCED_BYTES, _SYNCED_AT)
+            found = self._newest(content)
+            if found is not None:
+                return found.synced
             if len(content) < _SYNCED.size:
                 return None
-            mark, boot, durable_end, cuts, *latest, flags, crc = _SYNCED.unpack_from(content)
-            if crc == zlib.crc32(content[:-4]):
-                if mark != _SYNCED_MARK or boot != self._boot:
-                    return None
-                known = tuple(offset for offset in latest if offset >= 0)
-                return Synced(durable_end, cuts, known, bool(flags & _FAILED))
         return None
 
     def note_synced(self, synced: Synced) -> None:
         """Replaces what is said of the disk; under publishing."""
-        content = self._packed_synced(synced)
-        self._fs.pwrite(self._note_handle, content, _SYNCED_AT)
-        self._known_synced = content, synced
+        content = self._fs.pread(self._note_handle, _SYNCED_BYTES, _SYNCED_AT).ljust(_SYNCED_BYTES, b"\0")
+        before = self._newest(content)
+        number = 1
+        at = 0
+        if before is not None:
+            number = before.number + 1
+            at = _SYNCED.size - before.at
+        packed = self._packed_synced(number, synced)
+        self._fs.pwrite(self._note_handle, packed, _SYNCED_AT + at)
+        self._known_synced = content[:at] + packed + content[at + _SYNCED.size :], synced
 
-    def _packed_synced(self, synced: Synced) -> bytes:
+    def _newest(self, content: bytes) -> _Written | None:
+        """The newer of what is whole in the two places; None where neither is."""
+        newest: _Written | None = None
+        for at in (0, _SYNCED.size):
+            piece = content[at : at + _SYNCED.size]
+            if len(piece) < _SYNCED.size:
+                continue
+            mark, boot, number, durable_end, cuts, *latest, flags, crc = _SYNCED.unpack(piece)
+            if mark != _SYNCED_MARK or boot != self._boot or crc != zlib.crc32(piece[:-4]):
+                continue
+            if newest is None or number > newest.number:
+                known = tuple(offset for offset in latest if offset >= 0)
+                newest = _Written(number, at, Synced(durable_end, cuts, known, bool(flags & _FAILED)))
+        return newest
+
+    def _packed_synced(self, number: int, synced: Synced) -> bytes:
         flags = _FAILED * synced.has_failed
         latest = (*synced.latest, *itertools.repeat(-1, _CUTS - len(synced.latest)))
-        packed = _SYNCED.pack(_SYNCED_MARK, self._boot, synced.durable_end, synced.cuts, *latest, flags, 0)
+        packed = _SYNCED.pack(_SYNCED_MARK, self._boot, number, synced.durable_end, synced.cuts, *latest, flags, 0)
         return packed[:-4] + zlib.crc32(packed[:-4]).to_bytes(4, "big")

@@ -31,9 +31,11 @@ from logcore.config import INT64_MAX, LogConfig
 from logcore.errors import (
     CorruptLogError,
     DiskFullError,
+    DurabilityUnknownError,
     ForkedWriterError,
     InvalidConfigError,
     LogClosedError,
+    LogcoreError,
     LogFailedError,
     LogNotFoundError,
     OffsetConflictError,
@@ -579,7 +581,7 @@ class Writer(Appender):
         # An append that asked for "os" leaves the sync to the next one.
         if kind == "always":
             if durability != "os":
-                self.sync_locked()
+                self._sync_written_locked()
             return
         # The policies `every` and `interval` let readers see records that a power cut may lose.
         if not self.is_replicated:
@@ -590,7 +592,16 @@ class Writer(Appender):
         else:
             due = kind == "interval" and self.fs.monotonic_ms() - self.last_sync_ms >= self.durability.amount
         if due or unsynced >= state.config.flush_messages:
+            self._sync_written_locked()
+
+    @locked
+    def _sync_written_locked(self) -> None:
+        try:
             self.sync_locked()
+        except LogFailedError:
+            raise
+        except LogcoreError as error:
+            raise self._unknown(error) from error
 
     @locked
     def write_locked(
@@ -737,15 +748,26 @@ class Writer(Appender):
         if reached == "disk":
             commit = self.commit
             if commit.durable_end <= last:
-                commit.wait(last + 1)
-                if self.sharing is not None:
-                    self.sharing.wait(last)
+                try:
+                    commit.wait(last + 1)
+                    if self.sharing is not None:
+                        self.sharing.wait(last)
+                except LogFailedError:
+                    raise
+                except LogcoreError as error:
+                    raise self._unknown(error) from error
             if commit.synced_bytes - self.recovery_bytes > _RECOVERY_LAG_BYTES:
                 with self.state.lock:
                     # Check again: of several threads that find it due, only the first saves it.
                     if not self.state.is_closed and commit.synced_bytes - self.recovery_bytes > _RECOVERY_LAG_BYTES:
                         self.save_recovery_point_locked()
         return Receipt(first, last, now_ms, reached, *self.key)
+
+    def _unknown(self, error: LogcoreError) -> DurabilityUnknownError:
+        """For an error behind a write: one that invites to append again would store the record twice."""
+        return DurabilityUnknownError(
+            f"the record was written; whether it is on disk could not be found out: {error}", path=self.path
+        )
 
     # -- the durable end, and the visible one ---------------------------------------------------------------------
 
