@@ -423,6 +423,41 @@ def test_an_absent_member_keeps_its_place_for_its_absence() -> None:
     assert member_id not in world.group.members
 
 
+@pytest.mark.parametrize("answer", ["rebalance", "stored", "failed"])
+def test_an_answer_to_a_member_that_is_gone_does_not_bring_it_back(answer: str) -> None:
+    """Its process died while it waited for its assignment."""
+    world = World()
+    leader = world.replies[world.join()].member_id
+    away = world.join(instance="s", absence_ms=2_000)
+    world.join(leader)
+    member_id = world.replies[away].member_id
+    generation = world.group.generation
+    world.sync(member_id, generation, instance="s")
+    world.act(world.coordinator.absent("g", [member_id], world.now_ms))
+    world.sleep(1_000)
+    if answer == "rebalance":
+        world.join()
+    else:
+        world.sync(leader, generation, {leader: b"\1", member_id: b"\2"})
+        world.disk(GroupError.COORDINATOR_NOT_AVAILABLE if answer == "failed" else None)
+    assert world.group.members[member_id].is_absent
+    world.sleep(1_000)
+    assert member_id not in world.group.members
+
+
+def test_an_old_member_that_is_gone_stays_so_where_a_new_one_could_not_be_stored() -> None:
+    world = World()
+    member_id = world.replies[world.join(instance="s", absence_ms=2_000)].member_id
+    world.sync(member_id, 1, {member_id: b"\1"}, instance="s")
+    world.settle()
+    world.act(world.coordinator.absent("g", [member_id], world.now_ms))
+    world.join(instance="s", absence_ms=2_000)
+    world.disk(GroupError.COORDINATOR_NOT_AVAILABLE)
+    assert world.group.members[member_id].is_absent
+    world.sleep(2_000)
+    assert member_id not in world.group.members
+
+
 def test_a_member_whose_session_says_when_it_is_gone_is_never_absent() -> None:
     world = World()
     member_id = world.replies[world.join(instance="s")].member_id

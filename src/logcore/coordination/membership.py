@@ -412,7 +412,9 @@ class Step:
         if error is not None:  # the record does not have the new id: the old one counts again
             self.cancel_session(member)
             group.swap(member, done.old)
-            self.renew(done.old)
+            is_absent = done.old.is_absent
+            self.renew(done.old, done.old.absence_ms if is_absent else None)
+            done.old.is_absent = is_absent
             self.reply(done.waiter, JoinRefused(error, ""))
             return
         self.renew(member)
@@ -459,7 +461,7 @@ class Step:
             self._set_join_timer(JoinEnds(), group.rebalance_timeout_ms)
         for member in ended:
             if member.syncing is not None:  # complete_join() may have removed the member, and answered it
-                self.renew(member)
+                self._renew_answered(member)
                 self.end_sync(member, GroupError.REBALANCE_IN_PROGRESS)
 
     def _set_join_timer(self, timeout: JoinEnds | DelayEnds, wait_ms: int) -> None:
@@ -524,7 +526,7 @@ class Step:
                 self.reply(member.joining, group.joined(member))
                 # Its session did not run while it waited.
                 member.joining = None
-                self.renew(member)
+                self._renew_answered(member)
             member.is_new = False
 
     def end_syncs(self, generation: int) -> None:
@@ -584,7 +586,7 @@ class Step:
         waiting = [member for member in group.members.values() if member.syncing is not None]
         if error is not None:
             for member in waiting:
-                self.renew(member)
+                self._renew_answered(member)
                 self.end_sync(member, error)
             self._rebalance()
             return
@@ -602,7 +604,7 @@ class Step:
         for member in waiting:
             waiter = member.syncing
             member.syncing = None
-            self.renew(member)
+            self._renew_answered(member)
             self.reply(waiter, group.synced(member))
 
     # -- leaving and sessions
@@ -637,6 +639,11 @@ class Step:
         if member.timer_ms is None or member.timer_ms > member.deadline_ms:
             self._set_session(member)
 
+    def _renew_answered(self, member: Member) -> None:
+        """The session of a member does not run while it waits for an answer, but for that of one that is gone."""
+        if not member.is_absent:
+            self.renew(member)
+
     def _set_session(self, member: Member) -> None:
         member.timer_ms = member.deadline_ms
         self.effects.append(At(self.group, SessionEnds(member.member_id), member.deadline_ms))
@@ -652,8 +659,8 @@ class Step:
             self._set_session(member)
             return
         # A member whose request waits here cannot send heartbeats; the reply renews its session. A new one does not
-        # wait for ever, because it may be dead: nothing was heard of it since it joined.
-        if member.is_waiting and not member.is_new:
+        # wait for ever, because it may be dead: nothing was heard of it since it joined. Nor does one that is gone.
+        if member.is_waiting and not member.is_new and not member.is_absent:
             return
         self.effects.append(SessionEnded(self.group.group_id, member.member_id))
         self.remove(member)
