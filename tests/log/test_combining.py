@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import linecache
 import sys
 import threading
 import time
@@ -14,6 +13,7 @@ import pytest
 import logcore.combining as module
 from logcore.combining import Combined
 from logcore.errors import DurabilityUnknownError
+from support.interrupting import Interrupt
 
 #: For what takes no time at all; a thread that hangs fails the test.
 SECONDS = 30
@@ -154,25 +154,6 @@ def test_who_is_woken_twice_is_awake() -> None:
     assert asked.gate.acquire(timeout=0)
 
 
-class Interrupt:
-    """Raises at the nth line of combining.py, but not at the edges of with and try, where the interpreter itself
-    handles no signal.
-    """
-
-    def __init__(self, nth: int) -> None:
-        self.left = nth
-
-    def __call__(self, frame: Any, event: str, _: Any) -> Any:
-        if frame.f_code.co_filename != module.__file__:
-            return None
-        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
-        if event == "line" and not line.startswith(("with ", "try:", "finally:")):
-            self.left -= 1
-            if self.left == 0:
-                raise KeyboardInterrupt
-        return self
-
-
 @pytest.mark.parametrize("interrupted", [0, 1, 2])
 def test_an_interrupt_at_any_line_keeps_nobody_waiting(interrupted: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thread 0 leads, thread 1 waits for its turn to lead, thread 2 sleeps."""
@@ -182,7 +163,7 @@ def test_an_interrupt_at_any_line_keeps_nobody_waiting(interrupted: int, monkeyp
     while is_met:
         nth += 1
         world = World()
-        trace = Interrupt(nth)
+        trace = Interrupt(nth, module.__file__)
         traces = {interrupted: trace}
         for number in range(3):
             world.start(number, waits_for=2 - number, trace=traces.get(number))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 import logcore
+from logcore import settling
 from logcore.consumer import TopicPartition
 from logcore.consumer.groups import Groups
 from logcore.consumer.values import GroupMetadata
@@ -30,11 +33,13 @@ from logcore.errors import (
 )
 from logcore.format.transactionrecords import Status
 from logcore.logdir import LogDir
+from logcore.producer import coordinator
 from logcore.producer.coordinator import TransactionCoordinator
 from logcore.producer.transacting import NEXT, State, Transacting
 from logcore.producer.transactional import TransactionalProducer
 from logcore.recordbatch import encode
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
+from support.interrupting import Interrupt
 
 
 @pytest.fixture
@@ -635,3 +640,32 @@ def test_a_damaged_record_is_an_error_that_names_it(data: LogDir) -> None:
     data.append("__transaction_state", b"\x00\x09junk", key=b"\x00\x00\x00\x02id", partition=0)
     with still(data) as producer, pytest.raises(LogcoreError):
         producer.init_transactions()
+
+
+def test_an_interrupt_at_any_line_leaves_no_transaction_open(data: LogDir) -> None:
+    """The program catches it, and commits again; whatever that says, the next producer of the id can begin."""
+    nth = 0
+    is_met = True
+    while is_met:
+        nth += 1
+        producer = begun(data, f"id{nth}")
+        producer.send("t", b"%d" % nth, partition=0)
+        producer.flush()
+        trace = Interrupt(nth, coordinator.__file__, settling.__file__)
+        sys.settrace(trace)
+        try:
+            producer.commit_transaction()
+        except KeyboardInterrupt:
+            assert trace.left == 0
+        finally:
+            sys.settrace(None)
+        is_met = trace.left == 0
+        with contextlib.suppress(LogcoreError):
+            producer.commit_transaction()
+        producer.close()
+        following = still(data, f"id{nth}")
+        following.init_transactions()
+        following.close()
+        log = data.partition("t", 0)
+        assert log.last_stable_offset == log.high_watermark, f"line {nth}"
+    assert nth > 100

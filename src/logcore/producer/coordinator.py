@@ -222,13 +222,18 @@ class TransactionCoordinator:
                 path=self._directory.path,
             )
         with self._deciding():
-            with self._lock:
-                now_ms = self.now_ms()
-                self._catch_up(now_ms)
-                for name in self._timers.due(now_ms):
-                    self._act(self._machine.timed_out(name, now_ms))
-                self._act(step(now_ms))
-            self._unsynced.settle()
+            try:
+                with self._lock:
+                    now_ms = self.now_ms()
+                    self._catch_up(now_ms)
+                    for name in self._timers.due(now_ms):
+                        self._act(self._machine.timed_out(name, now_ms))
+                    self._act(step(now_ms))
+                self._unsynced.settle()
+            except BaseException:  # interrupted between two steps of a transaction: what is stored says how far it came
+                with self._lock:
+                    self._is_loaded = False
+                raise
             if self._directory.is_shared:
                 with self._lock:
                     self._note_ends()
@@ -244,6 +249,7 @@ class TransactionCoordinator:
             log.refresh()
             sync_present(log)
         found = stored_transactions(logs)
+        self._effects.clear()  # of a step that was interrupted
         self._act(self._machine.end())
         self._machine = Transactions(is_two_phase=True)
         self._timers = Timers()
