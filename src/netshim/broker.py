@@ -28,6 +28,26 @@ _log = logging.getLogger("netshim")
 Piece = wire.Buffer
 #: What waits for records or for other members, and not for work of the broker.
 _PARKED: Final = frozenset(api.key for api in (wire.FETCH, wire.JOIN_GROUP, wire.SYNC_GROUP))
+#: APIs that tell what others have changed. A client that sends one behind a change wants to know what that has led to:
+#: librdkafka asks for committed offsets right behind commits, on one connection.
+_TELLING: Final = frozenset(
+    api.key
+    for api in (
+        wire.LIST_OFFSETS,
+        wire.METADATA,
+        wire.OFFSET_FETCH,
+        wire.DESCRIBE_GROUPS,
+        wire.LIST_GROUPS,
+        wire.OFFSET_FOR_LEADER_EPOCH,
+        wire.DESCRIBE_CONFIGS,
+        wire.DESCRIBE_LOG_DIRS,
+        wire.DESCRIBE_PRODUCERS,
+        wire.DESCRIBE_TRANSACTIONS,
+        wire.LIST_TRANSACTIONS,
+        wire.CONSUMER_GROUP_DESCRIBE,
+        wire.DESCRIBE_TOPIC_PARTITIONS,
+    )
+)
 #: APIs of which each refusal is worth a line: what changes something, and what a client needs to go on.
 _NOTED: Final = frozenset(
     api.key
@@ -62,6 +82,11 @@ _FEATURES: Final = {
     **dict.fromkeys((88, 89), "streams groups"),
     **dict.fromkeys(NOT_SHARED, "groups of the consumer protocol in a directory that is shared with other processes"),
 }
+
+
+def tells(frame: memoryview) -> bool:
+    """Whether a request tells what others have changed; for Connection."""
+    return int.from_bytes(frame[:2], "big") in _TELLING
 
 
 class Broker:

@@ -2,6 +2,8 @@
 
 Rules (wire protocol section 2; limits: docs/netshim.md, Settings):
 - Responses leave in the order of their requests, whichever is ready first.
+- Requests are worked on at once, whatever came before, but for those that tell what earlier ones change: such a one
+  waits until they are answered. It does not wait for those that are parked, which change nothing until they are.
 - A frame is 4 bytes of size and as many bytes. A size below 0 or above the limit ends the connection without an answer.
 - The buffer grows with the bytes that came, never with the size that was announced.
 - Room for large frames is shared. Who waits for it is not called slow; who is slow gives it up to those who wait.
@@ -42,6 +44,10 @@ def _do_nothing() -> None:
 def _answer_nothing(frame: memoryview, now_ms: int) -> Reply:
     """The handler of frames of a closed connection."""
     return None
+
+
+def _tells_nothing(frame: memoryview) -> bool:
+    return False
 
 
 class Budget:
@@ -160,7 +166,9 @@ class Workload:
 
 
 class Connection:
-    """State of one connection. ready: called when there may be something to take() or reading may go on."""
+    """State of one connection. ready: called when there may be something to take() or reading may go on. tells: whether
+    the request in a frame tells what others change.
+    """
 
     def __init__(
         self,
@@ -170,8 +178,10 @@ class Connection:
         workload: Workload,
         now_ms: int,
         ready: Callable[[], None],
+        tells: Callable[[memoryview], bool] = _tells_nothing,
     ) -> None:
         self._handle = handle
+        self._tells = tells
         self._settings = settings
         self._budget = budget
         self._workload = workload
@@ -183,6 +193,7 @@ class Connection:
         self._outgoing: deque[Piece] = deque()
         self.unsent_bytes = 0  # of responses that are ready
         self._draining = self._is_closed = False
+        self._is_behind = False  # the next request waits for the answers of earlier ones
         self.is_waiting = False  # there are requests that were not taken because of a limit
         self.active_ms = now_ms  # when the last byte came or a response left
         self._frame_since_ms: int | None = None  # since when a frame has been incomplete
@@ -241,16 +252,21 @@ class Connection:
         limit = self._settings.max_request_bytes
         handle = self._handle
         before = self._start
+        self._is_behind = False
         while self._end - self._start >= 4 and not self._is_at_limit:
             start = self._start
             size = int.from_bytes(view[start : start + 4], "big", signed=True)
             if not 0 < size <= limit:
                 raise CloseConnection(f"a frame of {size} bytes; expected 1 to {limit}")
             stop = start + 4 + size
-            if stop > self._end or not self._workload.has_room(self):
+            if stop > self._end:
+                break
+            frame = view[start + 4 : stop]
+            self._is_behind = self._tells(frame) and self._is_changing()
+            if self._is_behind or not self._workload.has_room(self):
                 break
             self._start = stop
-            reply = handle(view[start + 4 : stop], now_ms)
+            reply = handle(frame, now_ms)
             if reply is None:
                 continue
             if isinstance(reply, Answer) or self._slots:
@@ -308,9 +324,14 @@ class Connection:
         """The same by the limits of this connection alone."""
         return (
             self._draining
+            or (self._is_behind and self._is_changing())
             or len(self._slots) >= self._settings.max_pipelined_requests
             or self.unsent_bytes > self._settings.max_unread_bytes
         )
+
+    def _is_changing(self) -> bool:
+        """Whether an earlier request is still worked on."""
+        return any(isinstance(slot, Answer) and not slot.is_set and not slot.is_parked for slot in self._slots)
 
     def overdue(self, now_ms: int) -> str | None:
         """Why the connection should be ended now, None if it should not: slow frames, no traffic, others that wait."""

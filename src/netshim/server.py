@@ -33,7 +33,7 @@ from logcore import Durability, LogDir
 from logcore.directory.upkeep import Upkeep
 from logcore.fs import FS, OS
 from logcore.registry.views import register_broker
-from netshim.broker import Broker
+from netshim.broker import Broker, tells
 from netshim.connection import Budget, Connection, Workload
 from netshim.session import Session
 from netshim.settings import Settings
@@ -112,7 +112,7 @@ class _Peer(asyncio.BufferedProtocol):
         host, port = server.advertised or (str(name[0]), int(name[1]))
         handle = partial(server.broker.handle, Session(host, port, self.address))
         self.connection = Connection(
-            handle, server.settings, server.budget, server.workload, server.now_ms(), self.flush_soon
+            handle, server.settings, server.budget, server.workload, server.now_ms(), self.flush_soon, tells
         )
         self.is_open = True
 

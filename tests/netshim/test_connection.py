@@ -37,7 +37,9 @@ class Host:
         self.readied = 0
         self.budget = Budget(budget) if isinstance(budget, int) else budget
         self.workload = Workload(workload) if isinstance(workload, int) else workload
-        self.connection = Connection(self.handle, Settings(**settings), self.budget, self.workload, 0, self.ready)
+        self.connection = Connection(
+            self.handle, Settings(**settings), self.budget, self.workload, 0, self.ready, self.tells
+        )
 
     def handle(self, view: memoryview, now_ms: int) -> Any:
         body = bytes(view)
@@ -48,6 +50,9 @@ class Host:
             return [frame(body)]
         self.answers.append(Answer(is_parked=body.startswith(b"parked")))
         return self.answers[-1]
+
+    def tells(self, view: memoryview) -> bool:
+        return bytes(view).startswith(b"tell")
 
     def ready(self) -> None:
         self.readied += 1
@@ -119,6 +124,29 @@ def test_what_is_ready_waits_for_what_is_not() -> None:
     assert host.sent() == b""
     host.answers[0].set([frame(b"slow")])
     assert host.sent() == frame(b"slow") + frame(b"fast")
+
+
+def test_who_asks_what_was_changed_waits_for_the_change() -> None:
+    host = Host(later=True)
+    host.feed(b"".join(map(frame, [b"change", b"again", b"tell", b"next"])))
+    assert host.frames == [b"change", b"again"], "changes do not wait for one another"
+    assert host.connection.is_waiting
+    assert host.connection.is_full
+    host.answers[1].set([frame(b"2")])
+    assert host.connection.is_full
+    host.answers[0].set([frame(b"1")])
+    assert not host.connection.is_full
+    host.connection.process(0)
+    assert host.frames == [b"change", b"again", b"tell", b"next"], "nor do they for who asks"
+    host.answers[3].set([frame(b"4")])
+    host.answers[2].set([frame(b"3")])
+    assert host.sent() == b"".join(map(frame, [b"1", b"2", b"3", b"4"]))
+
+
+def test_who_asks_what_was_changed_does_not_wait_for_who_is_parked() -> None:
+    host = Host(later=True)
+    host.feed(b"".join(map(frame, [b"parked", b"tell"])))
+    assert host.frames == [b"parked", b"tell"]
 
 
 def test_an_answer_that_is_there_already() -> None:

@@ -51,6 +51,20 @@ def values_of(server: Kafka, topic: str) -> list[bytes | None]:
     ]
 
 
+def test_what_is_asked_behind_a_change_tells_of_it(broker: Kafka) -> None:
+    """librdkafka sends OffsetFetch right behind OffsetCommit on the same connection, and waits for neither before."""
+    broker.create_topic("t")
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": broker.bootstrap_servers, "group.id": "g", "enable.auto.commit": False}
+    )
+    partition = confluent_kafka.TopicPartition
+    consumer.commit(offsets=[partition("t", 0, 1)], asynchronous=False)
+    for offset in range(2, 22):
+        consumer.commit(offsets=[partition("t", 0, offset)], asynchronous=True)
+        assert consumer.committed([partition("t", 0)], timeout=DEADLINE_S)[0].offset == offset
+    consumer.close()
+
+
 # -- confluent-kafka -----------------------------------------------------------------------------------------------
 
 
