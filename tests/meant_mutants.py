@@ -490,7 +490,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "waiting_member_expires", "logcore/coordination/membership.py",
-        "if member.is_waiting and not member.is_new:", "if False:",
+        "if member.is_waiting and not member.is_new and not member.is_absent:", "if False:",
         "netshim/test_membership.py::test_a_pending_member_holds_up_a_rebalance_until_its_time_is_over",
     ),
     Mistake(
@@ -527,7 +527,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "members_that_joined_are_not_renewed", "logcore/coordination/membership.py",
-        "                member.joining = None\n                self.renew(member)\n"
+        "                member.joining = None\n                self._renew_answered(member)\n"
         "            member.is_new = False\n",
         "                member.joining = None\n            member.is_new = False\n",
         "coordination/test_coordination.py",
@@ -633,7 +633,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "structure_is_not_compared", "logcore/partition/sharing.py",
-        "        elif note.structure != self._note.structure:\n",
+        "        elif note.structure != self._note.structure or synced.cuts != self._cuts:\n",
         "        elif False:\n",
         "partition/test_sharing_exploration.py",
     ),
@@ -818,8 +818,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "others_go_on_from_a_commit_that_is_not_synced", "logcore/consumer/sharedgroups.py",
-        "        if log.durable_end_offset < log.log_end_offset:  # of a process that died before its sync\n",
-        "        if False:\n",
+        "        sync_present(log)  # also what a process appended that died before its sync\n",
+        "",
         "consumer/test_shared_groups.py",
     ),
     Mistake(
@@ -974,9 +974,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "commit_answered_before_the_sync", "logcore/consumer/groups.py",
-        "                self._unsynced.add({log: receipt.last_offset + 1}, "
-        "functools.partial(self._settled, stores, log))",
-        "                self._have_stored(stores, None)",
+        "            self._unsynced.add({log: receipt.last_offset + 1}, functools.partial(self._settled, stores, log))",
+        "            self._have_stored(stores, None)",
         "consumer/test_consumer_groups.py::test_random_lives",
     ),
     Mistake(

@@ -35,7 +35,6 @@ from logcore.claim import Claim
 from logcore.claiming import claim_directory, make_directories
 from logcore.config import INT32_MAX, INT64_MAX, KEEPS_ALL, Durability, LogConfig
 from logcore.errors import (
-    DurabilityUnknownError,
     InvalidConfigError,
     InvalidNameError,
     InvalidRecordError,
@@ -247,22 +246,6 @@ def rewriting_of(log: Log) -> AbstractContextManager[Rewriting]:
         last_stable_offset=lambda: log.last_stable_offset,
         transactions=lambda: transactions_of(log),
     )
-
-
-def sync_present(log: Log) -> None:
-    """Returns when all that the log holds is on disk, for decisions that are made from it.
-
-    Where another process cuts or recovers the log meanwhile, that is what it holds then. flush() raises there, because
-    it cannot say what has become of the records of before.
-
-    Raises DurabilityUnknownError when a sync failed; else as Log.flush().
-    """
-    while log.durable_end_offset < log.log_end_offset:
-        try:
-            log.flush()
-        except DurabilityUnknownError:
-            if log.has_failed:
-                raise
 
 
 class Log(LogReader):

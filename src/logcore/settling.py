@@ -7,6 +7,8 @@ Rules:
 - When settle() returns, nothing waits of what was added before it, nor of what that has led to. What others add
   meanwhile is theirs to wait for: 64 threads that waited for one another shared no sync, and each took in all others'.
 
+- Who decides by what a log holds, and has appended nothing, calls sync_present().
+
 Nothing here appends.
 """
 
@@ -18,7 +20,7 @@ from contextlib import AbstractContextManager
 
 import attrs
 
-from logcore.errors import LogcoreError, LogFailedError
+from logcore.errors import DurabilityUnknownError, LogcoreError, LogFailedError
 from logcore.log import Log
 
 #: Called with the logs that could not be synced, and why.
@@ -103,3 +105,19 @@ class Settling:
             one.then(one.failures)
         finally:
             self._cause = before
+
+
+def sync_present(log: Log) -> None:
+    """Returns when all that the log holds is on disk, for decisions that are made from it.
+
+    Where another process cuts or recovers the log meanwhile, that is what it holds then. flush() raises there, because
+    it cannot say what has become of the records of before.
+
+    Raises DurabilityUnknownError when a sync failed; else as Log.flush().
+    """
+    while log.durable_end_offset < log.log_end_offset:
+        try:
+            log.flush()
+        except DurabilityUnknownError:
+            if log.has_failed:
+                raise

@@ -46,8 +46,8 @@ from logcore.coordination.transactioneffects import (
 from logcore.coordination.transactions import EXPIRY_CHECK_MS, RETRY_MS, Transaction, Transactions
 from logcore.coordinators import left_open
 from logcore.format.transactionrecords import Partition, StoredTransaction, transaction_key, transaction_value
-from logcore.log import sync_present
 from logcore.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from logcore.settling import sync_present
 from logcore.transactionstate import stored_transactions
 from netshim.internal import InternalTopic
 from netshim.journal import shown

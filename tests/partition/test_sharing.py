@@ -18,8 +18,9 @@ from logcore import recordbatch
 from logcore.checkpoint import TURN
 from logcore.fs import OsFS
 from logcore.index import TXN_ENTRY
-from logcore.log import rewriting_of, sync_present
+from logcore.log import rewriting_of
 from logcore.partition import turns
+from logcore.settling import sync_present
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 
 CONFIG = {"segment.bytes": 2_000, "index.interval.bytes": 100}

@@ -63,7 +63,7 @@ from logcore.format.grouprecords import Committed, StoredGroup, partition_of, re
 from logcore.fs import FS
 from logcore.groupoffsets import StoredGroups, stored_groups
 from logcore.kernels.layout import RecordInput
-from logcore.log import Log, sync_present
+from logcore.log import Log
 from logcore.names import OFFSETS_TOPIC
 from logcore.notices import ERROR, tell
 from logcore.reader import aborted_transactions
@@ -71,7 +71,7 @@ from logcore.registry import FileRegistry
 from logcore.registry.paths import element_name, owner
 from logcore.registry.paths import group_state as _path
 from logcore.registry.protocol import CONSUMERS
-from logcore.settling import Settling
+from logcore.settling import Settling, sync_present
 
 _LONGEST_MS: Final = 2**31 - 1
 #: How often to check whether the processes of other members live: a check opens a file for each.

@@ -765,9 +765,7 @@ class Writer(Appender):
 
     def _unknown(self, error: LogcoreError) -> DurabilityUnknownError:
         """For an error behind a write: one that invites to append again would store the record twice."""
-        return DurabilityUnknownError(
-            f"the record was written; whether it is on disk could not be found out: {error}", path=self.path
-        )
+        return DurabilityUnknownError(f"it is not known whether the record is on disk: {error}", path=self.path)
 
     # -- the durable end, and the visible one ---------------------------------------------------------------------
 

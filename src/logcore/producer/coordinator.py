@@ -55,10 +55,10 @@ from logcore.errors import (
 from logcore.format.grouprecords import partition_of
 from logcore.format.transactionrecords import Partition, Status, StoredTransaction, transaction_key, transaction_value
 from logcore.fs import FS
-from logcore.log import Log, sync_present
+from logcore.log import Log
 from logcore.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from logcore.notices import ERROR, WARNING, tell
-from logcore.settling import Settling
+from logcore.settling import Settling, sync_present
 from logcore.transactionstate import stored_transactions
 
 #: Settings of the topic, as Kafka makes it.

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from logcore import Log, LogcoreError
-from logcore.log import sync_present
+from logcore.settling import sync_present
 from netshim import wire
 from netshim.handlers.failures import code_of
 from netshim.handlers.partitions import (
