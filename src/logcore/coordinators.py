@@ -40,10 +40,12 @@ if TYPE_CHECKING:
 _LOOK_MS: Final = 1_000
 #: How often it deletes offsets that were kept long enough; as Kafka's offsets.retention.check.interval.ms.
 _EXPIRY_CHECK_MS: Final = 600_000
+#: Producer ids from here on were made up by a client: those that are given out count up from 0.
+_INVENTED_IDS: Final = 1 << 62
 
 
 class Partitions(Protocol):
-    """The methods of a LogDir that left_open() uses."""
+    """The methods of a LogDir that left_open() and first_free_producer_id() use."""
 
     def topics(self) -> list[str]: ...
     def partitions(self, name: str) -> tuple[int, ...]: ...
@@ -65,6 +67,26 @@ def left_open(directory: Partitions) -> dict[Partition, list[tuple[int, int]]]:
                 facts = producers_of(log.writer)
                 found[topic, number] = [(each.producer_id, each.epoch) for each in facts if each.open_offset >= 0]
     return found
+
+
+def first_free_producer_id(directory: Partitions) -> int:
+    """The first number above the producer ids of transactions and of what the logs know. Opens all logs.
+
+    A log that cannot be read is passed over, and records of transactions too: their writers meet the error.
+    """
+    from logcore.transactionstate import stored_transactions
+
+    found = {-1}
+    for topic in directory.topics():
+        for number in directory.partitions(topic):
+            with contextlib.suppress(LogcoreError, OSError):
+                found.update(each.producer_id for each in producers_of(directory.partition(topic, number).writer))
+    if TRANSACTIONS_TOPIC in directory.topics():
+        with contextlib.suppress(LogcoreError, OSError):
+            logs = [directory.partition(TRANSACTIONS_TOPIC, n) for n in directory.partitions(TRANSACTIONS_TOPIC)]
+            for stored in stored_transactions(logs).values():
+                found |= {stored.producer_id, stored.previous_producer_id, stored.next_producer_id}
+    return 1 + max(each for each in found if each < _INVENTED_IDS)
 
 
 class Coordinators:

@@ -25,7 +25,7 @@ from logcore.checkpoint import Key
 from logcore.claim import Claim
 from logcore.claiming import claim_directory, make_directories
 from logcore.config import Durability, LogConfig
-from logcore.coordinators import Coordinators
+from logcore.coordinators import Coordinators, first_free_producer_id
 from logcore.directory.forking import fork_topic
 from logcore.directory.identity import Identity, ProducerIds, check_kind
 from logcore.directory.incidents import Incidents
@@ -554,9 +554,16 @@ class LogDir:
         self._coordinators.transactions(self).end(transactional_id, commit=commit)
 
     def next_producer_id(self) -> int:
-        """A producer id that this directory never gave out: each block of 1,000 ids is noted on disk before its use."""
-        with self._lock, self._check_writable().changing():
-            return self._producer_ids.next()
+        """A producer id that this directory never gave out: each block of 1,000 ids is noted on disk before its use.
+
+        The first one of a directory without such a note is above all that its logs know, so that all logs are opened.
+        """
+        claim = self._check_writable()
+        least = 0
+        if not self._producer_ids.are_noted:
+            least = first_free_producer_id(self)  # without the lock: others need it, and this may take long
+        with self._lock, claim.changing():
+            return self._producer_ids.next(least)
 
     # -- partitions ----------------------------------------------------------------------------------------------
 

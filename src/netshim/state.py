@@ -63,6 +63,8 @@ _LOOK_PART: Final = 0.02
 NO_ID: Final = bytes(16)
 #: The turn for opening logs: one at a time, for the directory has one lock.
 _OPENING: Final = "opening"
+#: The turn for producer ids.
+_PRODUCER_IDS: Final = "producer ids"
 
 
 def _outcome(work: Callable[[], Any]) -> Any:
@@ -228,6 +230,10 @@ class State:
         answer = Answer()
         self.submit(work, answer.set)
         return answer
+
+    def take_producer_id(self, done: Callable[[Any], None]) -> None:
+        """done(a producer id that was never given out, or the error). By turns: the first one may read all logs."""
+        self.in_turn(_PRODUCER_IDS, self.logdir.next_producer_id, done)
 
     def in_turn(self, key: Hashable, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
         """As submit, but one after the other for each key, in the order of the calls.

@@ -124,8 +124,7 @@ class TransactionHost:
                 markers = WriteMarkers(Transaction(""), producer_id, epoch, False, partitions)
                 self.write_markers(markers, 0, self._now_ms, lambda *_: None)
             case TakeProducerId():
-                taken = partial(self._have_taken, coordinator, effect)
-                self._state.submit(self._state.logdir.next_producer_id, taken)
+                self._state.take_producer_id(partial(self._have_taken, coordinator, effect))
             case At(name, at_ms):
                 self._cancel(name)
                 self._timers[name] = self._state.timers.at(at_ms, partial(self._time_out, name))

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import logcore
-from logcore import checkpoint
+from logcore import checkpoint, recordbatch
 from logcore.directory.topicfile import id_text, parse_id
 from logcore.errors import CorruptLogError, LogNotFoundError, TopicNotFoundError
 from logcore.fs import OS, OsFS
@@ -440,6 +440,35 @@ def test_a_creation_that_fails_leaves_nothing(data: str) -> None:
         assert logdir.partition("t", 2).append(b"v").offset == 0
     with logcore.open_dir(data) as logdir:
         assert logdir.topics() == ["t", "u"]
+
+
+def test_producer_ids_begin_above_those_that_the_logs_know(data: str) -> None:
+    """A directory that Kafka wrote has no note of them: a batch of an id given out again would look like a retry."""
+
+    def batch(producer_id: int) -> bytes:
+        return recordbatch.encode([(None, b"v", (), OS.now_ms())], producer_id=producer_id, base_sequence=0)
+
+    name = os.path.join(data, checkpoint.PRODUCER_IDS)
+    with logcore.open_dir(data, create=True) as logdir:
+        logdir.create_topic("t", 2)
+        logdir.partition("t", 0).append_batch(batch(4))
+        logdir.partition("t", 1).append_batch(batch(7))
+        logdir.partition("t", 1).append_batch(batch(2**63 - 1))  # which nobody gives out, but any client may write
+    with logcore.open_dir(data) as logdir:
+        assert not os.path.exists(name), "opening does not ask for ids"
+        assert logdir.next_producer_id() == 8
+        stored = logdir.partition("t", 1).log_end_offset
+        assert logdir.partition("t", 1).append_batch(batch(8)).offset == stored
+        with logdir.producer(transactional_id="x", threaded=False) as producer:
+            producer.init_transactions()
+        (transaction,) = logdir.transactions().values()
+        given = transaction.producer_id
+    os.remove(name)
+    with logcore.open_dir(data) as logdir:
+        assert logdir.next_producer_id() == given + 1, "it has written nothing but the record of its transactional id"
+    with logcore.open_dir(data) as logdir:
+        logdir.partition("t", 0).append_batch(batch(5_000))
+        assert logdir.next_producer_id() == given + 1 + 1_000, "the note decides where there is one"
 
 
 def test_a_forked_child_changes_nothing(data: str) -> None:

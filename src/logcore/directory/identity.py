@@ -3,6 +3,8 @@
 Rules (storage format section 6):
 - meta.properties is written when there is none, and kept as it is when Kafka wrote it.
 - Producer ids are noted on disk in blocks of a thousand before the first of them is given out, so none is given twice.
+- Without a note, as in a directory that Kafka wrote, ids begin above those that the logs know: a batch of an id that is
+  given out again looks like one that was sent twice, and is not stored.
 
 This module takes no lock: logdir.py does.
 """
@@ -66,12 +68,22 @@ class ProducerIds:
         self._next = 0
         self._end = 0  # of those that were noted
 
-    def next(self) -> int:
-        """One that was never given out. Raises CorruptLogError if the note is damaged."""
+    @property
+    def are_noted(self) -> bool:
+        return self._next < self._end or self._note() is not None
+
+    def _note(self) -> bytes | None:
+        return checkpoint.read(self._fs, self._path, checkpoint.PRODUCER_IDS)
+
+    def next(self, least: int = 0) -> int:
+        """One that was never given out. least: the first number that nobody has, for a directory without a note.
+
+        Raises CorruptLogError if the note is damaged.
+        """
         if self._next >= self._end:
             # Read for each block: another process that shares the directory may have taken blocks since.
-            content = checkpoint.read(self._fs, self._path, checkpoint.PRODUCER_IDS)
-            first: int | None = 0
+            content = self._note()
+            first: int | None = least
             if content is not None:
                 first = checkpoint.unpack_producer_ids(content)
             if first is None:

@@ -27,12 +27,15 @@ def init_producer_id(request: InitProducerIdRequest, call: Call, state: State) -
     if request.transactional_id is not None:
         return init_transactional_id(request, call, state)
 
-    def work() -> InitProducerIdResponse:
-        try:
-            return response_type(producer_id=state.logdir.next_producer_id(), producer_epoch=0)
-        except LogcoreError as error:
-            return response_type(error_code=code_of(error))
-
     answer = Answer()
-    state.submit(work, answer.set)  # ids are noted on disk before they are given out
+
+    def taken(result: object) -> None:
+        if isinstance(result, int):
+            answer.set(response_type(producer_id=result, producer_epoch=0))
+        elif isinstance(result, LogcoreError):
+            answer.set(response_type(error_code=code_of(result)))
+        else:
+            answer.set(result)
+
+    state.take_producer_id(taken)  # ids are noted on disk before they are given out
     return answer
