@@ -45,8 +45,10 @@ from logcore.coordination.transactioneffects import (
 )
 from logcore.coordination.transactions import EXPIRY_CHECK_MS, RETRY_MS, Transaction, Transactions
 from logcore.coordinators import left_open
+from logcore.format.grouprecords import partition_of
 from logcore.format.transactionrecords import Partition, StoredTransaction, transaction_key, transaction_value
 from logcore.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from logcore.partition.coordinated import marker_epoch
 from logcore.settling import sync_present
 from logcore.transactionstate import stored_transactions
 from netshim.internal import InternalTopic
@@ -122,7 +124,7 @@ class TransactionHost:
                 Markers(self._state, coordinator, effect, self._now_ms, partial(self._have_marked, effect)).write()
             case AbortOrphan(producer_id, epoch, partitions):
                 markers = WriteMarkers(Transaction(""), producer_id, epoch, False, partitions)
-                self.write_markers(markers, 0, self._now_ms, lambda *_: None)
+                Markers(self._state, None, markers, self._now_ms, lambda *_: None).write()
             case TakeProducerId():
                 self._state.take_producer_id(partial(self._have_taken, coordinator, effect))
             case At(name, at_ms):
@@ -293,7 +295,7 @@ class Markers:
     """The markers of one transaction on their way to their partitions.
 
     done: is called with the coordinator and the partitions whose markers have to be tried again. coordinator: None for
-    markers of an admin tool.
+    markers that are tried only once. coordinator_epoch: what an admin tool says, None for the broker's own markers.
     """
 
     def __init__(
@@ -370,10 +372,7 @@ class Markers:
         effect = self._effect
         epoch = self._coordinator_epoch
         if epoch is None:
-            epoch = 0
-            home = self._state.logdir.opened(TRANSACTIONS_TOPIC, 0)
-            if home is not None:
-                epoch = home.leader_epoch
+            epoch = marker_epoch(log.writer, effect.producer_id, self._home_epoch())
         return log.end_transaction(
             effect.producer_id,
             effect.producer_epoch,
@@ -381,6 +380,18 @@ class Markers:
             coordinator_epoch=max(0, epoch),
             durability="os",
         )
+
+    def _home_epoch(self) -> int:
+        """The leader epoch of the log that keeps the records of the transaction, 0 where there are none."""
+        name = self._effect.transaction.transactional_id
+        logdir = self._state.logdir
+        if not name or TRANSACTIONS_TOPIC not in logdir:
+            return 0
+        number = partition_of(name, logdir.partitions(TRANSACTIONS_TOPIC)[-1] + 1)
+        home = logdir.opened(TRANSACTIONS_TOPIC, number)
+        if home is None:
+            return 0
+        return home.leader_epoch
 
     def _written(self, partition: Partition, log: Log, result: Any) -> None:
         if isinstance(result, Exception):
@@ -404,9 +415,11 @@ class Markers:
 
     def _is_refused(self, error: Exception) -> bool:
         """Whether the log refuses the marker for good, so that it is not tried again."""
-        if isinstance(error, InvalidRecordError):  # numbers that no producer has; only a client's request has them
+        if isinstance(error, InvalidRecordError | CoordinatorFencedError):
+            # Numbers that no producer has, or an old coordinator epoch: a client's request may have them. The own
+            # coordinator was not replaced by another: taken as done, its transaction would stay open.
             return self._coordinator is None
-        return isinstance(error, TopicNotFoundError | InvalidProducerEpochError | CoordinatorFencedError)
+        return isinstance(error, TopicNotFoundError | InvalidProducerEpochError)
 
 
 def _tell(waiter: Any, result: Result) -> None:

@@ -6,9 +6,15 @@ from typing import Any
 
 import pytest
 
+import logcore
+from logcore.coordination.transactions import RETRY_MS
+from logcore.format.grouprecords import partition_of
+from logcore.names import TRANSACTIONS_TOPIC
+from logcore.partition.coordinated import producers_of
 from logcore.recordbatch import encode
 from logcore.testing import SimulatedDisk
 from netshim import wire
+from netshim.transactions import TRANSACTIONS_CONFIG
 from netshim.wire import codes
 from support.stillbroker import StillBroker
 
@@ -257,6 +263,58 @@ def test_a_topic_that_was_deleted_does_not_keep_the_transaction_from_its_end(bro
     assert end(broker, who).error_code == 0
     broker.logdir.create_topic("t", 2)
     assert add(broker, who, [0]) == [0]
+
+
+@pytest.mark.parametrize(("home", "last", "written"), [(7, 7, 7), (9, 7, 9), (2, 7, 7)])
+def test_markers_have_the_epoch_of_the_partition_that_keeps_their_id(
+    broker: StillBroker, home: int, last: int, written: int
+) -> None:
+    """In a directory that Kafka wrote, the partitions of `__transaction_state` have leader epochs of their own."""
+    broker.logdir.create_topic(TRANSACTIONS_TOPIC, 2, TRANSACTIONS_CONFIG)
+    number = partition_of("x", 2)
+    broker.logdir.partition(TRANSACTIONS_TOPIC, number).begin_epoch(home)
+    broker.logdir.partition(TRANSACTIONS_TOPIC, 1 - number).begin_epoch(3)
+    who = begin(broker)
+    log = broker.logdir.partition("t", 0)
+    log.end_transaction(*who, commit=True, coordinator_epoch=last)  # as Kafka's coordinator did
+    add(broker, who, [0])
+    assert produce(broker, who) == 0
+    assert end(broker, who).error_code == 0
+    assert log.last_stable_offset == log.log_end_offset == 3
+    (known,) = producers_of(log.writer)
+    assert known.coordinator_epoch == written
+
+
+def test_a_marker_that_was_fenced_is_tried_again(broker: StillBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taken as written, it would leave the transaction open for ever."""
+    who = begin(broker)
+    log = broker.logdir.partition("t", 0)
+    log.end_transaction(*who, commit=True, coordinator_epoch=7)
+    add(broker, who, [0])
+    assert produce(broker, who) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr("netshim.transactions.marker_epoch", lambda *_: 0)  # as another's marker between look and write
+        assert end(broker, who).error_code == 0
+        assert log.last_stable_offset == 1
+    broker.tick(RETRY_MS)
+    assert log.last_stable_offset == log.log_end_offset == 3
+
+
+def test_what_a_power_cut_left_open_is_aborted_behind_markers_of_kafka() -> None:
+    disk = SimulatedDisk()
+    with logcore.open_dir("/data", create=True, fs=disk) as data:
+        data.create_topic("t")
+        data.create_topic(TRANSACTIONS_TOPIC, 1, TRANSACTIONS_CONFIG)
+        log = data.partition("t", 0)
+        log.end_transaction(77, 3, commit=True, coordinator_epoch=7)
+        records = encode([(None, b"v")], transactional=True, producer_id=77, producer_epoch=3, base_sequence=0)
+        log.append_batch(records, durability="disk")
+        crashed = next(iter(disk.crash_states(limit=1))).disk()
+    broker = StillBroker(crashed, crashed.now_ms())
+    broker.tick()
+    log = broker.logdir.partition("t", 0)
+    assert log.last_stable_offset == log.log_end_offset == 3
+    broker.stop()
 
 
 def test_the_topic_that_tells_of_transactions_stays(broker: StillBroker) -> None:

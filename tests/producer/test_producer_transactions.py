@@ -33,7 +33,7 @@ from logcore.errors import (
 )
 from logcore.format.transactionrecords import Status
 from logcore.logdir import LogDir
-from logcore.producer import coordinator
+from logcore.producer import coordinator as producer_coordinator
 from logcore.producer.coordinator import TransactionCoordinator
 from logcore.producer.transacting import NEXT, State, Transacting
 from logcore.producer.transactional import TransactionalProducer
@@ -395,6 +395,49 @@ def test_what_a_power_cut_left_open_without_a_record_is_aborted(disk: SimulatedD
         assert committed(data) == []
 
 
+def test_markers_are_not_refused_behind_those_of_kafka(disk: SimulatedDisk) -> None:
+    """Its leader epochs, and so those of its coordinator, lie above 0."""
+    with logcore.open_dir("/data", create=True, fs=disk) as data:
+        data.create_topic("t", 2)
+        with begun(data) as producer:
+            producer.send("t", b"v", partition=0)
+            producer.commit_transaction()
+            (known,) = data.transactions().values()
+            log = data.partition("t", 0)
+            log.end_transaction(known.producer_id, known.producer_epoch, commit=True, coordinator_epoch=7)
+            producer.begin_transaction()
+            producer.send("t", b"w", partition=0)
+            producer.commit_transaction()
+        assert log.last_stable_offset == log.log_end_offset == 5
+        data.partition("t", 1).end_transaction(77, 3, commit=True, coordinator_epoch=7)
+        who = {"producer_id": 77, "producer_epoch": 3, "base_sequence": 0}
+        data.partition("t", 1).append_batch(encode([(None, b"v")], transactional=True, **who), durability="disk")
+        crashed = next(iter(disk.crash_states(limit=1))).disk()
+    with logcore.open_dir("/data", fs=crashed) as data:
+        log = data.partition("t", 1)
+        assert log.last_stable_offset == 1
+        data.tick()
+        assert log.last_stable_offset == log.log_end_offset == 3
+
+
+def test_a_marker_that_was_fenced_is_written_later(
+    disk: SimulatedDisk, data: LogDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with begun(data) as producer:
+        producer.send("t", b"v", partition=0)
+        producer.flush()
+        (known,) = data.transactions().values()
+        log = data.partition("t", 0)
+        monkeypatch.setattr(producer_coordinator, "marker_epoch", lambda *_: 0)  # another's marker came meanwhile
+        log.end_transaction(known.producer_id, known.producer_epoch, commit=True, coordinator_epoch=7)
+        producer.commit_transaction()
+        assert status(data) is Status.PREPARE_COMMIT
+        monkeypatch.undo()
+        disk.advance(2_000)
+        data.tick()
+        assert status(data) is Status.COMPLETE_COMMIT
+
+
 # -- with another store ------------------------------------------------------------------------------------------------
 
 
@@ -651,7 +694,7 @@ def test_an_interrupt_at_any_line_leaves_no_transaction_open(data: LogDir) -> No
         producer = begun(data, f"id{nth}")
         producer.send("t", b"%d" % nth, partition=0)
         producer.flush()
-        trace = Interrupt(nth, coordinator.__file__, settling.__file__)
+        trace = Interrupt(nth, producer_coordinator.__file__, settling.__file__)
         sys.settrace(trace)
         try:
             producer.commit_transaction()

@@ -3,6 +3,9 @@
 Rules:
 - A batch of a coordinator has no sequence: the coordinator itself makes sure that it is stored once.
 - It is refused if the producer was replaced, as a client's batch is.
+- The markers of this directory's own coordinator are never refused as those of a replaced one: its epoch is that of the
+  log that keeps its records, or that of the producer's last marker in the partition where that is higher: Kafka may
+  have written it when the records were elsewhere.
 - What a coordinator appends at once is one batch, so that a crash leaves all of it or nothing.
 
 Markers are written by Log.end_transaction(). Which producer may write what is not decided here.
@@ -76,6 +79,15 @@ def append_to_transaction(
             placed = [(0, len(data), last, batch.max_timestamp)]
             writer.store_locked(memoryview(data), placed, now_ms, durability)
     return writer.acknowledge(first, last, now_ms, durability)
+
+
+def marker_epoch(writer: Writer, producer_id: int, home_epoch: int) -> int:
+    """The coordinator epoch for a marker of the directory's own coordinator. home_epoch: the leader epoch of the log
+    that keeps the records of the transaction, 0 where there are none. May read files. Raises CorruptBatchError and
+    StorageReadError.
+    """
+    with writer.state.lock:
+        return max(0, home_epoch, writer.producers.known().coordinator_epoch_of(producer_id))
 
 
 def producers_of(writer: Writer) -> list[ProducerFacts]:

@@ -173,6 +173,13 @@ class Producers:
             )
         return found
 
+    def coordinator_epoch_of(self, producer_id: int) -> int:
+        """That of a producer's last marker, -1 before the first one."""
+        known = self._known.get(producer_id)
+        if known is None:
+            return -1
+        return known.coordinator_epoch
+
     def check_marker(self, producer_id: int, epoch: int, coordinator_epoch: int) -> int:
         """The first offset of the transaction that a marker would end, -1 for none (section 5.3).
 

@@ -43,7 +43,6 @@ from logcore.coordination.transactioneffects import (
 from logcore.coordination.transactions import EXPIRY_CHECK_MS, Transactions
 from logcore.coordinators import left_open
 from logcore.errors import (
-    CoordinatorFencedError,
     InvalidProducerEpochError,
     InvalidTransactionStateError,
     LogcoreError,
@@ -58,6 +57,7 @@ from logcore.fs import FS
 from logcore.log import Log
 from logcore.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from logcore.notices import ERROR, WARNING, tell
+from logcore.partition.coordinated import marker_epoch
 from logcore.settling import Settling, sync_present
 from logcore.transactionstate import stored_transactions
 
@@ -68,8 +68,9 @@ TRANSACTIONS_CONFIG: Final = {
     "segment.bytes": 104_857_600,
 }
 _COMPLETE: Final = frozenset({Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT})
-#: Errors after which a marker is not tried again: its partition was deleted, or has a later marker.
-_SETTLED: Final = (TopicNotFoundError, InvalidProducerEpochError, CoordinatorFencedError)
+#: Errors after which a marker is not tried again: its partition was deleted, or has a later marker. Not
+#: CoordinatorFencedError, since there is no coordinator but this one: who took it as done would leave records open.
+_SETTLED: Final = (TopicNotFoundError, InvalidProducerEpochError)
 
 
 T = TypeVar("T")
@@ -353,9 +354,14 @@ class TransactionCoordinator:
         ends: dict[Log, int] = {}
         for partition in sorted(effect.partitions):
             try:
+                home_epoch = self._home(effect.transaction.transactional_id).leader_epoch
                 log = self._marked(partition)
                 receipt = log.end_transaction(
-                    effect.producer_id, effect.producer_epoch, commit=effect.commit, durability="os"
+                    effect.producer_id,
+                    effect.producer_epoch,
+                    commit=effect.commit,
+                    coordinator_epoch=marker_epoch(log.writer, effect.producer_id, home_epoch),
+                    durability="os",
                 )
             except _SETTLED:
                 continue
@@ -369,7 +375,13 @@ class TransactionCoordinator:
     def _abort(self, orphan: AbortOrphan) -> None:
         for partition in sorted(orphan.partitions):
             try:
-                self._marked(partition).end_transaction(orphan.producer_id, orphan.producer_epoch, commit=False)
+                log = self._marked(partition)
+                log.end_transaction(
+                    orphan.producer_id,
+                    orphan.producer_epoch,
+                    commit=False,
+                    coordinator_epoch=marker_epoch(log.writer, orphan.producer_id, 0),
+                )
             except (LogcoreError, OSError) as error:
                 tell("transactions", ERROR, "%s-%d: what was left open was not aborted: %s", *partition, error)
 
