@@ -316,9 +316,12 @@ class Groups:
         self._hear(now_ms)
         self._act(self._coordinator.commit_in_transaction_as(who, producer, offsets, done))
 
-    def transaction_ended(self, producer_id: int, *, commit: bool) -> None:
-        """The marker of this producer is in `__consumer_offsets`."""
-        self._coordinator.transaction_ended(producer_id, commit=commit)
+    def transaction_ended(self, producer_id: int, number: int, *, commit: bool) -> None:
+        """The marker of this producer is in a partition of `__consumer_offsets`."""
+        topic = self._topic.topic
+        self._coordinator.transaction_ended(
+            producer_id, commit=commit, is_there=lambda group_id: topic.partition_of(group_id) == number
+        )
 
     def delete_offsets(self, group_id: str, keys: Sequence[OffsetKey], now_ms: int, done: Failed) -> None:
         """Deletes offsets of an existing group."""

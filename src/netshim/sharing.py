@@ -246,7 +246,7 @@ class GroupsBesideOthers:
             done,
         )
 
-    def transaction_ended(self, producer_id: int, *, commit: bool) -> None:
+    def transaction_ended(self, producer_id: int, number: int, *, commit: bool) -> None:
         """Nothing: the log tells."""
 
     def delete_offsets(

@@ -4,7 +4,7 @@ Rules:
 - A record goes to `__transaction_state`, and is on disk before the coordinator hears of it, if the durability policy
   has an append wait for the disk. Under other policies the next start aborts what a power cut has left open.
 - A marker goes to its partition behind all appends that came before it, and is as safe before the coordinator hears of
-  it. A marker in `__consumer_offsets` makes the offsets of its transaction count at once.
+  it. A marker in a partition of `__consumer_offsets` makes the offsets there count at once.
 - When a record could not be stored, the coordinator ends. Its effects are dropped, and another one loads what is
   stored, behind all work that waits for its turn.
 - What is stored is read when the broker begins, since there may be transactions to end.
@@ -403,7 +403,7 @@ class Markers:
 
     def _settle(self, partition: Partition, error: Exception | None) -> None:
         if error is None and partition[0] == OFFSETS_TOPIC:
-            self._state.groups.transaction_ended(self._effect.producer_id, commit=self._effect.commit)
+            self._state.groups.transaction_ended(self._effect.producer_id, partition[1], commit=self._effect.commit)
         if self._told is not None:
             self._told(partition, error)
         if error is not None and not self._is_refused(error):

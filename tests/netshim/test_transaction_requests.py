@@ -9,7 +9,7 @@ import pytest
 import logcore
 from logcore.coordination.transactions import RETRY_MS
 from logcore.format.grouprecords import partition_of
-from logcore.names import TRANSACTIONS_TOPIC
+from logcore.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from logcore.partition.coordinated import producers_of
 from logcore.recordbatch import encode
 from logcore.testing import SimulatedDisk
@@ -86,14 +86,16 @@ def end(broker: StillBroker, who: tuple[int, int], *, commit: bool = True, versi
     )
 
 
-def commit_offset(broker: StillBroker, who: tuple[int, int], offset: int, *, version: int = 3, **more: Any) -> int:
+def commit_offset(
+    broker: StillBroker, who: tuple[int, int], offset: int, *, version: int = 3, group: str = "g", **more: Any
+) -> int:
     topic_type = wire.TXN_OFFSET_COMMIT.Request.Topic
     part = topic_type.Partition(partition_index=0, committed_offset=offset, committed_metadata="")
     answer = broker.ask(
         wire.TXN_OFFSET_COMMIT,
         version,
         transactional_id="x",
-        group_id="g",
+        group_id=group,
         producer_id=who[0],
         producer_epoch=who[1],
         topics=[topic_type(name="t", partitions=[part])],
@@ -102,15 +104,15 @@ def commit_offset(broker: StillBroker, who: tuple[int, int], offset: int, *, ver
     return int(answer.topics[0].partitions[0].error_code)
 
 
-def fetch_offset(broker: StillBroker, *, is_strict: bool = False) -> tuple[int, int]:
+def fetch_offset(broker: StillBroker, *, is_strict: bool = False, group: str = "g") -> tuple[int, int]:
     topic = wire.OFFSET_FETCH.Request.Topic(name="t", partition_indexes=[0])
-    answer = broker.ask(wire.OFFSET_FETCH, 7, group_id="g", topics=[topic], require_stable=is_strict)
+    answer = broker.ask(wire.OFFSET_FETCH, 7, group_id=group, topics=[topic], require_stable=is_strict)
     part = answer.topics[0].partitions[0]
     return part.error_code, part.committed_offset
 
 
-def add_group(broker: StillBroker, who: tuple[int, int]) -> int:
-    fields = {"transactional_id": "x", "producer_id": who[0], "producer_epoch": who[1], "group_id": "g"}
+def add_group(broker: StillBroker, who: tuple[int, int], group: str = "g") -> int:
+    fields = {"transactional_id": "x", "producer_id": who[0], "producer_epoch": who[1], "group_id": group}
     return int(broker.ask(wire.ADD_OFFSETS_TO_TXN, 3, **fields).error_code)
 
 
@@ -212,6 +214,30 @@ def test_a_commit_behind_the_transactions_own_counts(broker: StillBroker, restar
         broker.restart()
     end(broker, who)
     assert fetch_offset(broker, is_strict=True) == (0, 9)
+
+
+def test_a_marker_ends_the_offsets_of_its_own_partition_alone(broker: StillBroker) -> None:
+    broker.logdir.create_topic(OFFSETS_TOPIC, 2)
+    groups = [next(name for name in "abcdefgh" if partition_of(name, 2) == number) for number in (0, 1)]
+    who = begin(broker)
+    for group in groups:
+        assert add_group(broker, who, group) == 0
+        assert commit_offset(broker, who, 5, group=group) == 0
+    marker_type = wire.WRITE_TXN_MARKERS.Request.Marker
+    marker = marker_type(
+        producer_id=who[0],
+        producer_epoch=who[1],
+        transaction_result=False,
+        topics=[marker_type.Topic(name=OFFSETS_TOPIC, partition_indexes=[0])],
+    )
+    (told,) = broker.ask(wire.WRITE_TXN_MARKERS, 1, markers=[marker]).markers[0].topics[0].partitions
+    assert told.error_code == 0
+    assert fetch_offset(broker, is_strict=True, group=groups[0]) == (0, -1)
+    assert fetch_offset(broker, is_strict=True, group=groups[1])[0] == codes.UNSTABLE_OFFSET_COMMIT
+    assert end(broker, who).error_code == 0
+    assert [fetch_offset(broker, group=group)[1] for group in groups] == [-1, 5]
+    broker.restart()
+    assert [fetch_offset(broker, group=group)[1] for group in groups] == [-1, 5]
 
 
 def test_a_named_member_is_checked(broker: StillBroker) -> None:

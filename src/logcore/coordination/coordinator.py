@@ -361,10 +361,14 @@ class Coordinator:
             self._groups[group_id] = group
         return offsets.commit_in_transaction(group, *producer, committed, waiter)
 
-    def transaction_ended(self, producer_id: int, *, commit: bool) -> None:
-        """A marker of this producer is in the log: its commits count now, or never."""
+    def transaction_ended(
+        self, producer_id: int, *, commit: bool, is_there: Callable[[str], bool] = lambda _: True
+    ) -> None:
+        """A marker of this producer is in the log: its commits count now, or never. is_there: whether the log of the
+        marker is that of a group.
+        """
         for group in self.all():
-            if producer_id in group.unstable:
+            if producer_id in group.unstable and is_there(group.group_id):
                 group.end_transaction(producer_id, commit=commit)
                 if group.is_unused:
                     group.state = DEAD
