@@ -196,6 +196,7 @@ def test_a_new_epoch_for_who_has_the_present_one(producer_id: int, epoch: int, f
     [
         ({"producer_id": 3}, E.INVALID_REQUEST),
         ({"transactional_id": ""}, E.INVALID_REQUEST),
+        ({"transactional_id": "é" * 16_384}, E.INVALID_REQUEST),
         ({"timeout_ms": 0}, E.INVALID_TRANSACTION_TIMEOUT),
         ({"timeout_ms": 900_001}, E.INVALID_TRANSACTION_TIMEOUT),
     ],

@@ -216,6 +216,26 @@ def test_a_commit_behind_the_transactions_own_counts(broker: StillBroker, restar
     assert fetch_offset(broker, is_strict=True) == (0, 9)
 
 
+def test_texts_that_no_record_could_hold_are_refused(broker: StillBroker) -> None:
+    """A varint may say their length, but not an int16. What cannot be stored must not begin to be."""
+    longest = begin(broker, "x" * 32_767)
+    assert longest[1] == 0
+    for name in ("x" * 32_768, "é" * 16_384):
+        for _ in range(2):
+            refused = broker.ask(wire.INIT_PRODUCER_ID, 4, transactional_id=name, transaction_timeout_ms=60_000)
+            assert refused.error_code == codes.INVALID_REQUEST
+    who = begin(broker)
+    assert add_group(broker, who, "g" * 40_000) == codes.INVALID_GROUP_ID
+    assert add_group(broker, who) == 0
+    for version in (3, 5):
+        assert commit_offset(broker, who, 5, version=version, group="g" * 40_000) == codes.INVALID_GROUP_ID
+        assert commit_offset(broker, who, 5, version=version) == 0
+    part = wire.OFFSET_COMMIT.Request.Topic.Partition(partition_index=0, committed_offset=3)
+    topics = [wire.OFFSET_COMMIT.Request.Topic(name="t", partitions=[part])]
+    told = broker.ask(wire.OFFSET_COMMIT, 8, group_id="g" * 40_000, topics=topics)
+    assert told.topics[0].partitions[0].error_code == codes.INVALID_GROUP_ID
+
+
 def test_a_marker_ends_the_offsets_of_its_own_partition_alone(broker: StillBroker) -> None:
     broker.logdir.create_topic(OFFSETS_TOPIC, 2)
     groups = [next(name for name in "abcdefgh" if partition_of(name, 2) == number) for number in (0, 1)]

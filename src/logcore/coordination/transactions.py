@@ -46,7 +46,7 @@ from logcore.coordination.transactioneffects import (
     Waiter,
     WriteMarkers,
 )
-from logcore.format.transactionrecords import Partition, Status, StoredTransaction
+from logcore.format.transactionrecords import LONGEST_ID_BYTES, Partition, Status, StoredTransaction
 
 #: Kafka: transaction.max.timeout.ms.
 MAX_TIMEOUT_MS: Final = 900_000
@@ -313,7 +313,7 @@ class Transactions:
 
     def _check(self, request: Request) -> TransactionError | None:
         """What is wrong with a request whatever the id's state."""
-        if not request.transactional_id:
+        if not request.transactional_id or len(request.transactional_id.encode()) > LONGEST_ID_BYTES:
             return TransactionError.INVALID_REQUEST
         if isinstance(request, Initialize):
             if (request.producer_id == -1) != (request.producer_epoch == -1):

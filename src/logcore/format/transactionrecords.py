@@ -32,6 +32,9 @@ _LONG: Final = struct.Struct(">q")
 _NOT_UNDERSTOOD: Final = (ValueError, IndexError, struct.error, InvalidRecordError)
 _FLEXIBLE: Final = 1
 
+#: The length of a text in a record has 16 bits.
+LONGEST_ID_BYTES: Final = 32_767
+
 #: A topic and the number of its partition.
 Partition = tuple[str, int]
 
@@ -75,7 +78,7 @@ class StoredTransaction:
 def transaction_key(transactional_id: str) -> bytes:
     """Raises ValueError for an id of more than 32,767 bytes."""
     text = transactional_id.encode()
-    if len(text) > 32_767:
+    if len(text) > LONGEST_ID_BYTES:
         raise ValueError(f"expected a transactional id of at most 32767 bytes, found {len(text)}")
     return b"\0\0" + _SHORT.pack(len(text)) + text
 

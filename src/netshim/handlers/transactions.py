@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from logcore import CoordinatorFencedError, InvalidProducerEpochError, LogcoreError
 from logcore.coordination.effects import Committer, GroupError
+from logcore.coordination.membership import is_too_long
 from logcore.coordination.transactioneffects import (
     AddPartitions,
     End,
@@ -185,7 +186,7 @@ def add_offsets_to_txn(request: AddOffsetsToTxnRequest, call: Call, state: State
     def response(code: int) -> Any:
         return wire.ADD_OFFSETS_TO_TXN.Response(error_code=code)
 
-    if not request.group_id:
+    if not request.group_id or is_too_long(request.group_id):
         return response(codes.INVALID_GROUP_ID)
     who = (request.transactional_id, request.producer_id, request.producer_epoch)
     return _with_offsets_topic(
@@ -285,7 +286,7 @@ def txn_offset_commit(request: TxnOffsetCommitRequest, call: Call, state: State)
         is_old = code == codes.COORDINATOR_LOAD_IN_PROGRESS and call.version < 2
         return response(codes.COORDINATOR_NOT_AVAILABLE if is_old else code)
 
-    if not request.group_id:
+    if not request.group_id or is_too_long(request.group_id):
         return response(codes.INVALID_GROUP_ID)
 
     def commit() -> TxnOffsetCommitResponse | Answer:
