@@ -24,6 +24,7 @@ from netshim import wire
 from netshim.broker import Broker
 from netshim.handlers import HANDLERS
 from netshim.handlers.failures import code_of, message_of
+from netshim.handlers.fetch import _Extent, _Growth
 from netshim.journal import Repeated
 from netshim.session import Session
 from netshim.settings import Settings
@@ -626,6 +627,69 @@ def test_a_fetch_that_waits_is_told_when_its_offset_is_deleted(bench: Bench) -> 
     assert bench.ask(wire.DELETE_RECORDS, 2, body).topics[0].partitions[0].low_watermark == 1
     told = bench.read(wire.FETCH, 11, answer).responses[0].partitions[0]
     assert told.error_code == codes.OFFSET_OUT_OF_RANGE
+
+
+def test_a_fetch_counts_what_a_sync_makes_readable(tmp_path: Path) -> None:
+    """Its bytes were written before it came."""
+    bench = Bench(tmp_path, at_once=False, durability="group")
+    bench.logdir.create_topic("t")
+    log = bench.logdir.partition("t", 0)
+    produced = bench.send(wire.PRODUCE, 9, bench.produces(batch_of(b"v" * 2000)))
+    while log.log_end_offset == 0:
+        bench.run(1)
+    assert log.high_watermark == 0
+    request = bench.fetches(range(1))
+    request.min_bytes = 1000
+    request.max_wait_ms = 20_000
+    answer = bench.send(wire.FETCH, 11, request)
+    assert isinstance(answer, Answer) and not answer.is_set
+    bench.run()
+    assert bench.read(wire.PRODUCE, 9, produced).responses[0].partition_responses[0].error_code == 0
+    assert len(bench.read(wire.FETCH, 11, answer).responses[0].partitions[0].records) > 2000
+    bench.logdir.close()
+
+
+def test_a_fetch_counts_what_a_marker_makes_readable(bench: Bench) -> None:
+    bench.logdir.create_topic("t")
+    log = bench.logdir.partition("t", 0)
+    who = {"producer_id": 7, "producer_epoch": 0}
+    log.append_batch(encode([(None, b"v" * 2000)], transactional=True, base_sequence=0, **who))
+    request = bench.fetches(range(1))
+    request.min_bytes = 1000
+    request.max_wait_ms = 20_000
+    request.isolation_level = 1
+    answer = bench.send(wire.FETCH, 11, request)
+    assert isinstance(answer, Answer) and not answer.is_set
+    log.append_batch(encode([(None, b"v" * 2000)], transactional=True, base_sequence=1, **who))
+    bench.broker.tick(bench.now_ms)
+    assert not answer.is_set
+    log.end_transaction(7, 0, commit=True)
+    bench.broker.tick(bench.now_ms)
+    assert len(bench.read(wire.FETCH, 11, answer).responses[0].partitions[0].records) > 4000
+
+
+def test_a_fetch_that_waits_is_put_together_when_it_may_have_enough() -> None:
+    """At each append of a byte it would cost more than the appends."""
+
+    def at(written: int, readable: int, end: int, taken: int = 0) -> _Extent:
+        return _Extent(written, taken, [readable, 5], [end, 5])
+
+    growth = _Growth(at(100, 1, 1))
+    assert not growth.may_reach(50, at(140, 1, 2)), "nothing more is readable"
+    assert not growth.may_reach(50, at(140, 2, 2)), "40 bytes are"
+    assert growth.may_reach(50, at(150, 2, 2))
+    assert growth.may_reach(50, at(140, 2, 2, taken=1)), "and records were removed"
+    assert growth.may_reach(50, at(10, 2, 2)), "the log was opened again"
+    assert growth.may_reach(50, None)
+    growth = _Growth(at(100, 1, 3))
+    assert not growth.may_reach(50, at(100, 1, 3))
+    assert growth.may_reach(50, at(100, 2, 3)), "nobody knows how many bytes that is"
+    growth.found(at(120, 3, 4))
+    assert not growth.may_reach(50, at(140, 4, 5)), "what was written before the first look was found by the second"
+    assert growth.may_reach(50, at(150, 4, 5))
+    growth.found(at(160, 5, 5))
+    assert not growth.may_reach(50, at(200, 6, 6))
+    assert _Growth(None).may_reach(50, at(200, 6, 6))
 
 
 def test_a_fetch_of_a_client_that_has_gone_waits_no_more(bench: Bench) -> None:

@@ -4,11 +4,15 @@ Rules (wire protocol section 5):
 - Each partition of a request succeeds or fails alone.
 - Batches leave as they are stored, as views.
 - A request that has nothing to say yet waits for an append or its time, whichever is first.
+- One that waits for more than a byte is not put together anew at each append, but as soon as it might have enough. What
+  was stored before it waited, and became readable since by a sync or a marker, counts as well.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
+
+import attrs
 
 from logcore import LogcoreError
 from logcore.reader import aborted_transactions
@@ -77,22 +81,76 @@ def _fetch(request: FetchRequest, names: list[str | None], call: Call, state: St
             if (name, partition.partition) not in seen or name is None:  # once is enough
                 seen.add((name, partition.partition))
                 wanted.append((topic, name, partition))
+    keys = [(name, partition.partition) for _, name, partition in wanted if name is not None]
+    growth = None
+    if request.max_wait_ms > 0 and request.min_bytes > 1:  # others append meanwhile: what is looked at later may count
+        growth = _Growth(_extent(keys, state, committed=request.isolation_level == 1))
     response, size, settled = _collect(request, wanted, call, state)
     deadline_ms = call.now_ms + min(request.max_wait_ms, _MAX_WAIT_MS)
     if settled or not wanted or request.max_wait_ms <= 0 or size >= min(request.min_bytes, request.max_bytes):
         return response
-    return _park(request, wanted, call, state, deadline_ms, size)
+    return _park(request, wanted, keys, call, state, deadline_ms, size, growth)
+
+
+@attrs.frozen
+class _Extent:
+    """How far some logs go. written: bytes ever appended to them. taken: a number that changes when records of one are
+    deleted or truncated. readable, ends: of each, up to where the request may read, and where it ends.
+    """
+
+    written: int
+    taken: int
+    readable: list[int]
+    ends: list[int]
+
+
+class _Growth:
+    """What a request that waits might get beyond what it found last. None as an extent: a log was not open."""
+
+    def __init__(self, extent: _Extent | None) -> None:
+        """extent: taken before the logs were read."""
+        self._found = extent
+        self._surely_found: int | None = None  # so many of the bytes that were ever written were readable
+        if extent is not None and extent.readable == extent.ends:
+            self._surely_found = extent.written
+
+    def may_reach(self, missing: int, now: _Extent | None) -> bool:
+        """Whether as many more bytes may be readable, or records were removed."""
+        found = self._found
+        if now is None or found is None or now.taken != found.taken:
+            return True
+        if now.readable == found.readable:
+            return False
+        if self._surely_found is None:
+            return True
+        return not 0 <= now.written - self._surely_found < missing
+
+    def found(self, now: _Extent | None) -> None:
+        """The logs were read after `now` was taken."""
+        before = self._found
+        self._found = now
+        if now is None or before is None or now.taken != before.taken:
+            self._surely_found = None
+        elif all(readable >= end for readable, end in zip(now.readable, before.ends, strict=True)):
+            self._surely_found = before.written
+        if now is not None and now.readable == now.ends:
+            self._surely_found = now.written
 
 
 def _park(
-    request: FetchRequest, wanted: list[_Wanted], call: Call, state: State, deadline_ms: int, size: int
+    request: FetchRequest,
+    wanted: list[_Wanted],
+    keys: list[tuple[str, int]],
+    call: Call,
+    state: State,
+    deadline_ms: int,
+    size: int,
+    growth: _Growth | None,
 ) -> Answer:
     """Lets a request wait for appends to its partitions, or for its deadline. size: bytes that it could have now."""
     answer = Answer()
-    keys = [(name, partition.partition) for _, name, partition in wanted if name is not None]
     enough = min(request.min_bytes, request.max_bytes)
     missing = enough - size
-    extent = _extent(keys, state)
 
     def forget() -> None:
         state.fetches.remove(keys, look)
@@ -103,11 +161,12 @@ def _park(
         answer.set(response)
 
     def look(now_ms: int) -> None:
-        nonlocal missing, extent
-        if missing > 1 and now_ms < deadline_ms and not state.is_stopping:
-            now = _extent(keys, state)
-            # Too little was appended, and nothing was removed: the answer would be too small still.
-            if now is not None and extent is not None and now[1] == extent[1] and 0 <= now[0] - extent[0] < missing:
+        nonlocal missing
+        now = None
+        if growth is not None:
+            now = _extent(keys, state, committed=request.isolation_level == 1)
+            is_due = now_ms >= deadline_ms or state.is_stopping
+            if not is_due and not growth.may_reach(missing, now):
                 return
         try:
             response, size, settled = _collect(request, wanted, call, state)
@@ -116,9 +175,10 @@ def _park(
             return
         if settled or now_ms >= deadline_ms or size >= enough:
             finish(response)
-        else:
-            missing = enough - size
-            extent = _extent(keys, state)
+            return
+        missing = enough - size
+        if growth is not None:
+            growth.found(now)
 
     timer = state.timers.at(deadline_ms, look)
     state.fetches.add(keys, look)
@@ -126,19 +186,28 @@ def _park(
     return answer
 
 
-def _extent(keys: list[tuple[str, int]], state: State) -> tuple[int, int] | None:
-    """(bytes ever appended to some partitions, a number that changes when records of one are deleted or truncated);
-    None when one of them is not open.
-    """
+def _extent(keys: list[tuple[str, int]], state: State, *, committed: bool) -> _Extent | None:
+    """None when one of the logs is not open, or cannot be read."""
     written = 0
     taken = 0
+    readable = []
+    ends = []
     for topic, partition in keys:
         log = state.logdir.opened(topic, partition)
         if log is None:
             return None
+        # In this order, since others append meanwhile: what was readable at first had been written by then.
+        if committed:
+            try:
+                readable.append(log.last_stable_offset)
+            except LogcoreError:
+                return None
+        else:
+            readable.append(log.high_watermark)
         written += log.writer.written_bytes
+        ends.append(log.log_end_offset)
         taken += log.log_start_offset + log.times_truncated
-    return written, taken
+    return _Extent(written, taken, readable, ends)
 
 
 def _collect(request: FetchRequest, wanted: list[_Wanted], call: Call, state: State) -> tuple[FetchResponse, int, bool]:
