@@ -45,7 +45,7 @@ def compile_pattern(pattern: str) -> Callable[[str], bool]:
     try:
         import re2
     except ImportError:
-        raise ValueError("regular expressions of topics need google-re2: pip install 'logcore[regex]'") from None
+        raise ValueError("regular expressions need google-re2: pip install 'logcore[regex]'") from None
     options = re2.Options()
     options.log_errors = False
     options.max_mem = _MOST_BYTES

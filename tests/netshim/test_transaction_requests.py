@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -406,6 +407,20 @@ def test_what_admin_tools_are_told(broker: StillBroker) -> None:
     told = broker.ask(wire.WRITE_TXN_MARKERS, 1, markers=[marker]).markers[0].topics[0].partitions
     assert [each.error_code for each in told] == [0, codes.UNKNOWN_TOPIC_OR_PARTITION]
     assert broker.logdir.partition("t", 0).last_stable_offset == 2
+
+
+def test_patterns_of_ids_are_those_of_re2(broker: StillBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Python's engine a few bytes from a client take as long as it likes, and nobody else is served."""
+    begin(broker, "xx")
+
+    def listed(pattern: str) -> Any:
+        answer = broker.ask(wire.LIST_TRANSACTIONS, 2, duration_filter=-1, transactional_id_pattern=pattern)
+        return answer.error_code or [each.transactional_id for each in answer.transaction_states]
+
+    assert (listed("x+"), listed("x")) == (["xx"], []), "a whole id"
+    assert listed(r"(x)\1") == codes.INVALID_REGULAR_EXPRESSION, "which only an engine that tries all ways can know"
+    monkeypatch.setitem(sys.modules, "re2", None)
+    assert listed("x+") == codes.INVALID_REGULAR_EXPRESSION
 
 
 def test_a_marker_that_no_producer_could_have_is_refused_and_no_failure_of_a_disk(

@@ -9,7 +9,6 @@ Rules (broker reference, sections 3.4 to 3.12):
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -34,6 +33,7 @@ from netshim import wire
 from netshim.handlers.failures import code_of, message_of
 from netshim.handlers.group import code_of_group, metadata_fits
 from netshim.state import Call, State
+from netshim.subscriptions import compile_pattern
 from netshim.waiting import Answer, answer_with
 from netshim.wire import codes
 
@@ -453,11 +453,11 @@ def describe_transactions(
 def list_transactions(request: ListTransactionsRequest, call: Call, state: State) -> ListTransactionsResponse | Answer:
     response_type = wire.LIST_TRANSACTIONS.Response
     labels = {status.label for status in Status}
-    pattern = None
+    fits = None
     if request.transactional_id_pattern:
         try:
-            pattern = re.compile(request.transactional_id_pattern)
-        except re.error:
+            fits = compile_pattern(request.transactional_id_pattern)
+        except ValueError:
             return response_type(error_code=codes.INVALID_REGULAR_EXPRESSION)
     states = set(request.state_filters)
     producer_ids = set(request.producer_id_filters)
@@ -471,7 +471,7 @@ def list_transactions(request: ListTransactionsRequest, call: Call, state: State
             is_open = stored.status is Status.ONGOING or stored.status.label.startswith("Prepare")
             if not is_open or call.now_ms - stored.start_ms <= request.duration_filter:
                 return False
-        return pattern is None or pattern.fullmatch(name) is not None
+        return fits is None or fits(name)
 
     def handle() -> ListTransactionsResponse:
         return response_type(
