@@ -14,7 +14,7 @@ Not here: groups of the consumer protocol (KIP-848), which a broker that shares 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -329,11 +329,21 @@ class TransactionsBesideOthers:
         """As TransactionCoordinator.verified(); beside the loop."""
         return self._open().verified(who, partition, write)
 
-    def get(self, transactional_id: str) -> StoredTransaction | None:
-        return self._open().get(transactional_id)
+    def look(self, names: Collection[str] | None, done: Callable[[Any], None]) -> None:
+        """As TransactionHost.look(); later, since another process may have its turn at the transactions."""
 
-    def all(self) -> dict[str, StoredTransaction]:
-        return self._open().all()
+        def work() -> dict[str, StoredTransaction]:
+            found = self._open().all()
+            if names is None:
+                return found
+            return {name: found[name] for name in names if name in found}
+
+        def looked(result: Any) -> None:
+            if isinstance(result, Exception):
+                _log.error("transactions cannot be read: %s", result)
+            done(result)
+
+        self._state.in_turn(_TRANSACTIONS, work, looked)
 
     def write_markers(
         self,

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -266,11 +266,17 @@ class TransactionHost:
         error = self._coordinator.verify(*who, partition)
         return write() if error is None else error
 
-    def get(self, transactional_id: str) -> StoredTransaction | None:
-        return self._coordinator.get(transactional_id)
-
-    def all(self) -> dict[str, StoredTransaction]:
-        return self._coordinator.all()
+    def look(self, names: Collection[str] | None, done: Callable[[Any], None]) -> None:
+        """done(transactional id -> its last record on disk, of these ids or of all), or done(an error)."""
+        if names is None:
+            done(self._coordinator.all())
+            return
+        found: dict[str, StoredTransaction] = {}
+        for name in names:
+            stored = self._coordinator.get(name)
+            if stored is not None:
+                found[name] = stored
+        done(found)
 
     def write_markers(
         self,

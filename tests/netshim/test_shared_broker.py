@@ -328,6 +328,31 @@ def test_a_topic_that_another_process_made_is_served(run: Callable[..., Program]
         assert client.fetch(topic="made").error_code == 0
 
 
+def test_who_looks_at_transactions_in_another_s_turn_keeps_nobody_waiting(kafka: Any) -> None:
+    """The lock of all processes is waited for beside the loop."""
+    data: LogDir = kafka.server.logdir
+    with data.producer(transactional_id="x") as producer:
+        producer.init_transactions()
+    lists = wire.LIST_TRANSACTIONS
+    describes = wire.DESCRIBE_TRANSACTIONS
+    with (
+        contextlib.closing(Client(kafka.server.port)) as first,
+        contextlib.closing(Client(kafka.server.port)) as second,
+        contextlib.closing(Client(kafka.server.port)) as other,
+    ):
+        assert len(first.ask(lists, 0, lists.Request()).transaction_states) == 1
+        claim = data.coordinators._claim
+        assert claim is not None
+        with claim.deciding():
+            first.send(lists, 0, lists.Request())
+            second.send(describes, 0, describes.Request(transactional_ids=["x", "y"]))
+            for _ in range(3):  # the loop has begun with what came before, and goes on
+                assert other.ask(wire.METADATA, 1, wire.METADATA.Request()).brokers
+        assert len(first.answer(lists, 0).transaction_states) == 1
+        told = second.answer(describes, 0).transaction_states
+        assert [each.error_code for each in told] == [0, codes.TRANSACTIONAL_ID_NOT_FOUND]
+
+
 def test_transactions_of_clients_and_processes(kafka: Any) -> None:
     confluent = pytest.importorskip("confluent_kafka")
     kafka.create_topic("in", 1)

@@ -9,7 +9,7 @@ Rules (broker reference, sections 3.4 to 3.12):
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from logcore import CoordinatorFencedError, InvalidProducerEpochError, LogcoreError
@@ -103,6 +103,30 @@ def when_transactions_are_loaded(
 
     state.transactions.load(call.now_ms, go_on)
     return answer
+
+
+def _when_looked_up(
+    names: Collection[str] | None,
+    call: Call,
+    state: State,
+    respond: Callable[[Mapping[str, StoredTransaction]], ResponseT],
+    refuse: Callable[[int], ResponseT],
+) -> ResponseT | Answer:
+    """respond(the stored transactions of these ids, or all for None); refuse(code) when they cannot be read now."""
+
+    def handle() -> Answer:
+        answer = Answer()
+
+        def looked(found: Any) -> None:
+            if isinstance(found, Exception):
+                answer.set(refuse(codes.COORDINATOR_NOT_AVAILABLE))
+            else:
+                answer_with(lambda: respond(found), answer)
+
+        state.transactions.look(names, looked)
+        return answer
+
+    return when_transactions_are_loaded(call, state, handle, refuse)
 
 
 def init_transactional_id(request: InitProducerIdRequest, call: Call, state: State) -> InitProducerIdResponse | Answer:
@@ -426,11 +450,10 @@ def describe_transactions(
     response_type = wire.DESCRIBE_TRANSACTIONS.Response
     state_type = response_type.TransactionState
 
-    def described(name: str, code: int) -> Any:
-        stored: StoredTransaction | None = None if code else state.transactions.get(name)
+    def described(name: str, stored: StoredTransaction | None) -> Any:
         if stored is None:
             missing = codes.TRANSACTIONAL_ID_NOT_FOUND if name else codes.INVALID_REQUEST
-            return state_type(error_code=code or missing, transactional_id=name)
+            return state_type(error_code=missing, transactional_id=name)
         by_topic: dict[str, list[int]] = {}
         for topic, number in sorted(stored.partitions):
             by_topic.setdefault(topic, []).append(number)
@@ -444,10 +467,19 @@ def describe_transactions(
             topics=[state_type.Topic(topic=topic, partitions=numbers) for topic, numbers in by_topic.items()],
         )
 
-    def respond(code: int = codes.NONE) -> DescribeTransactionsResponse:
-        return response_type(transaction_states=[described(name, code) for name in request.transactional_ids])
+    def respond(found: Mapping[str, StoredTransaction]) -> DescribeTransactionsResponse:
+        return response_type(
+            transaction_states=[described(name, found.get(name)) for name in request.transactional_ids]
+        )
 
-    return when_transactions_are_loaded(call, state, respond, respond)
+    def refuse(code: int) -> DescribeTransactionsResponse:
+        return response_type(
+            transaction_states=[
+                state_type(error_code=code, transactional_id=name) for name in request.transactional_ids
+            ]
+        )
+
+    return _when_looked_up(request.transactional_ids, call, state, respond, refuse)
 
 
 def list_transactions(request: ListTransactionsRequest, call: Call, state: State) -> ListTransactionsResponse | Answer:
@@ -473,19 +505,19 @@ def list_transactions(request: ListTransactionsRequest, call: Call, state: State
                 return False
         return fits is None or fits(name)
 
-    def handle() -> ListTransactionsResponse:
+    def respond(found: Mapping[str, StoredTransaction]) -> ListTransactionsResponse:
         return response_type(
             unknown_state_filters=sorted(states - labels),
             transaction_states=[
                 response_type.TransactionState(
                     transactional_id=name, producer_id=stored.producer_id, transaction_state=stored.status.label
                 )
-                for name, stored in state.transactions.all().items()
+                for name, stored in found.items()
                 if is_wanted(name, stored)
             ],
         )
 
-    return when_transactions_are_loaded(call, state, handle, lambda code: response_type(error_code=code))
+    return _when_looked_up(None, call, state, respond, lambda code: response_type(error_code=code))
 
 
 def describe_producers(
