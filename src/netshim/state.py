@@ -48,6 +48,7 @@ class _InLine:
     def __init__(self, keys: list[Key], start: Callable[[_InLine], None]) -> None:
         self.keys = keys
         self.start = start
+        self.has_left = False
 
 
 #: Work that may wait for the disk, and the function to call with its result or exception.
@@ -127,12 +128,19 @@ class State:
         return log
 
     def _is_to_open(self, key: Key) -> bool:
-        """Whether its log is to be opened, or has not taken in what another process did."""
+        """Whether its log is to be opened, or has not taken in what another process did. Raises nothing: a topic may be
+        deleted in any moment, and what cannot be looked at is opened, which says why.
+        """
         topic, partition = key
-        log = self.logdir.opened(topic, partition)
-        if log is not None:
-            return log.has_failed or (self.is_shared and log.writer.state.is_behind())
-        return topic in self.logdir and partition in self.logdir.partitions(topic)
+        try:
+            log = self.logdir.opened(topic, partition)
+            if log is not None:
+                return log.has_failed or (self.is_shared and log.writer.state.is_behind())
+            return topic in self.logdir and partition in self.logdir.partitions(topic)
+        except TopicNotFoundError:  # deleted since it was found
+            return False
+        except (LogcoreError, OSError):
+            return True
 
     def when_open(self, keys: Iterable[Key], handle: Callable[[], _T]) -> _T | Answer:
         """handle(), once the logs of these partitions are open, or known not to open; an Answer when that takes time.
@@ -189,7 +197,14 @@ class State:
                 finally:
                     self._leave(own)
 
-            answer_with(lambda: self.when_open(those, begin), answer)
+            def begin_when_open() -> _T | Answer:
+                try:
+                    return self.when_open(those, begin)
+                except BaseException:
+                    self._leave(own)  # or those behind it would wait for ever
+                    raise
+
+            answer_with(begin_when_open, answer)
 
         own = _InLine(those, start)
         for key in those:
@@ -198,6 +213,9 @@ class State:
         return answer
 
     def _leave(self, done: _InLine) -> None:
+        if done.has_left:
+            return
+        done.has_left = True
         behind = []
         for key in done.keys:
             line = self._lines[key]

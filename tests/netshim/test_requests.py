@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import logcore
+from logcore.errors import StorageReadError, TopicNotFoundError
 from logcore.fs import OS, OsFS
 from logcore.reader import unwalked_offsets
 from logcore.recordbatch import encode
@@ -199,6 +200,32 @@ def test_many_requests_may_wait_for_one_log(bench: Bench) -> None:
         bench.send(wire.PRODUCE, 9, bench.produces(batch_of(b"%d" % number), acks=0))
     bench.run()
     assert [record.value for record in bench.logdir.partition("t", 0).read(0)] == [b"%d" % n for n in range(2_000)]
+
+
+@pytest.mark.parametrize("at", range(1, 5))
+@pytest.mark.parametrize("error", [TopicNotFoundError, StorageReadError, ZeroDivisionError])
+def test_a_look_that_fails_holds_up_no_later_request(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, error: type[Exception], at: int
+) -> None:
+    """As that at a topic which another thread deletes between two looks."""
+    bench.logdir.create_topic("t")
+    real = bench.logdir.partitions
+    looks = 0
+
+    def partitions(name: str) -> tuple[int, ...]:
+        nonlocal looks
+        looks += 1
+        if looks == at:
+            raise error("in this moment")
+        return real(name)
+
+    monkeypatch.setattr(bench.logdir, "partitions", partitions)
+    with contextlib.suppress(ZeroDivisionError):
+        reply = bench.send(wire.PRODUCE, 9, bench.produces(batch_of(b"v")))
+        assert not isinstance(reply, Answer) or reply.is_set
+    monkeypatch.undo()
+    assert not bench.broker.state._lines
+    assert bench.produce(batch_of(b"w")).error_code == 0
 
 
 def test_an_append_that_rolls_waits_elsewhere_and_later_ones_wait_behind_it(bench: Bench) -> None:
