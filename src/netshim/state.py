@@ -11,6 +11,7 @@ This module speaks no protocol (handlers do) and opens no socket (server.py does
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -93,7 +94,8 @@ class State:
         self.groups: Any = None  # set by the broker; groups know the state, not the other way round
         self.transactions: Any = None  # the same
         self._follows = False  # whether a timer will look at partitions that others append to
-        self._names: dict[bytes, str] = {}  # topic id -> name, as of the last look
+        self._names: dict[bytes, str] = {}  # topic id -> name, as of a version of the topics
+        self._names_version = -1
         self._visible: dict[tuple[str, int], int] = {}  # high watermarks as of the last wake_readers()
         self._turns: dict[Hashable, deque[_Turn]] = {}  # that wait; a key exists while one of its turns is under way
         self._lines: dict[Key, deque[_InLine]] = {}  # requests that have not begun, see in_order()
@@ -308,13 +310,18 @@ class State:
 
     def topic_of(self, topic_id: bytes) -> str | None:
         """The name of a topic by its id, None when there is none."""
-        name = self._names.get(topic_id)
-        if name is not None and name in self.logdir and self.topic_id(name) == topic_id:
-            return name
-        self._names = {self.topic_id(name): name for name in self.logdir.topics()}
-        if topic_id != NO_ID:
-            return self._names.get(topic_id)
-        return None
+        if self.is_shared and topic_id not in self._names:
+            self.logdir.refresh()  # another process may have made it
+        version = self.logdir.topics_version
+        if version != self._names_version:
+            names: dict[bytes, str] = {}
+            for name in self.logdir.topics():
+                with contextlib.suppress(TopicNotFoundError):  # deleted in this moment, so that the version is another
+                    names[self.topic_id(name)] = name
+            names.pop(NO_ID, None)
+            self._names = names
+            self._names_version = version
+        return self._names.get(topic_id)
 
     def appended(self, topic: str, partition: int, log: Log, end: int, now_ms: int) -> None:
         """To be called after an append: wakes fetches that wait for it, once it may be read."""

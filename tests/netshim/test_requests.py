@@ -29,6 +29,7 @@ from netshim.handlers.fetch import _Extent, _Growth
 from netshim.journal import Repeated
 from netshim.session import Session
 from netshim.settings import Settings
+from netshim.state import NO_ID
 from netshim.waiting import Answer, CloseConnection
 from netshim.wire import codes
 from support.client import Client
@@ -637,6 +638,34 @@ def test_a_fetch_keeps_to_its_bytes_over_all_partitions(bench: Bench, max_bytes:
     request.max_bytes = max_bytes
     told = bench.ask(wire.FETCH, 11, request).responses[0].partitions
     assert [len(one.records or b"") for one in told] == expected
+
+
+def test_unknown_topic_ids_cost_one_look_at_the_topics(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request may have thousands, and each look passes over all topics."""
+    state = bench.broker.state
+    real = bench.logdir.topics
+    looks = 0
+
+    def topics() -> list[str]:
+        nonlocal looks
+        looks += 1
+        return real()
+
+    bench.logdir.create_topic("t")
+    monkeypatch.setattr(bench.logdir, "topics", topics)
+    request = wire.FETCH.Request
+    part = request.Topic.Partition(partition=0, partition_max_bytes=100)
+    unknown = [request.Topic(topic_id=bytes([number]) * 16, partitions=[part]) for number in range(1, 51)]
+    told = bench.ask(wire.FETCH, 13, request(topics=unknown)).responses
+    assert {each.partitions[0].error_code for each in told} == {codes.UNKNOWN_TOPIC_ID}
+    assert looks <= 1
+    before = state.topic_id("t")
+    assert state.topic_of(before) == "t"
+    bench.logdir.delete_topic("t")
+    assert state.topic_of(before) is None
+    bench.logdir.create_topic("t")
+    assert (state.topic_of(before), state.topic_of(state.topic_id("t"))) == (None, "t")
+    assert state.topic_of(NO_ID) is None
 
 
 def test_a_fetch_that_waits_is_told_when_its_offset_is_deleted(bench: Bench) -> None:
