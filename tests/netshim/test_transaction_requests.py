@@ -126,6 +126,18 @@ def test_the_feature_is_told_as_each_version_can_read_it(broker: StillBroker) ->
         assert [(each.name, each.min_version, each.max_version) for each in answer.supported_features] == supported
 
 
+@pytest.mark.parametrize(("version", "code"), [(11, 0), (12, codes.OUT_OF_ORDER_SEQUENCE_NUMBER)])
+def test_from_version_12_on_a_transaction_begins_at_sequence_0(broker: StillBroker, version: int, code: int) -> None:
+    """The batch before it may have been refused while its partition was being added, and come again."""
+    who = begin(broker)
+    add(broker, who, [0])
+    assert produce(broker, who, version=version, sequence=1) == code
+    if code:
+        assert produce(broker, who, version=version, sequence=0) == 0
+        assert produce(broker, who, version=version, sequence=1) == 0
+        assert produce(broker, who, version=version, sequence=3) == code
+
+
 @pytest.mark.parametrize(("version", "code"), [(3, codes.INVALID_PRODUCER_EPOCH), (4, codes.PRODUCER_FENCED)])
 def test_a_fenced_producer_is_told_in_the_words_of_its_version(broker: StillBroker, version: int, code: int) -> None:
     who = begin(broker)

@@ -90,6 +90,12 @@ def marker_epoch(writer: Writer, producer_id: int, home_epoch: int) -> int:
         return max(0, home_epoch, writer.producers.known().coordinator_epoch_of(producer_id))
 
 
+def knows_producer(writer: Writer, producer_id: int) -> bool:
+    """Whether the log knows a producer. May read files. Raises CorruptBatchError and StorageReadError."""
+    with writer.state.lock:
+        return producer_id in writer.producers.known()
+
+
 def producers_of(writer: Writer) -> list[ProducerFacts]:
     """What is known of each producer of the last day. May read files. Raises CorruptBatchError, StorageReadError."""
     with writer.state.lock:

@@ -3,6 +3,8 @@
 Rules (wire protocol section 5):
 - Each partition of a request succeeds or fails alone.
 - Batches are stored as they came. The log checks a batch; the rules of the Produce request are checked here.
+- From version 12 on, a transaction begins at sequence 0 in each partition. So a batch whose predecessor was refused,
+  while its partition was being added, is refused too: stored first, it would keep the predecessor out for ever.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from logcore import CorruptBatchError, Log, LogcoreError, Receipt
+from logcore import CorruptBatchError, Log, LogcoreError, OutOfOrderSequenceError, Receipt
 from logcore.coordination.transactioneffects import AddPartitions, TransactionError
 from logcore.kernels.layout import HEADER_SIZE, TRANSACTIONAL_BIT
+from logcore.partition.coordinated import knows_producer
 from logcore.recordbatch import RecordBatch
 from netshim import wire
 from netshim.handlers.failures import code_of, message_of
@@ -41,6 +44,9 @@ _Outcome = Receipt | Exception | TransactionError
 #: Producer id and epoch, and where they stand in a batch.
 _PRODUCER: Final = struct.Struct(">qh")
 _PRODUCER_POSITION: Final = 43
+#: The sequence of the first record of a batch, and where it stands.
+_SEQUENCE: Final = struct.Struct(">i")
+_SEQUENCE_POSITION: Final = 53
 #: From which version on Produce adds its partitions to the transaction, and knows TRANSACTION_ABORTABLE.
 _ADDS_SINCE: Final = 12
 _ABORTABLE_SINCE: Final = 11
@@ -179,10 +185,31 @@ def _append(log: Log, records: Buffer) -> Receipt | Exception:
         return error
 
 
+def _append_from_0(log: Log, records: Buffer) -> _Outcome:
+    """As _append(), for the batch of a transaction whose first one in the log has to have sequence 0."""
+    (sequence,) = _SEQUENCE.unpack_from(records, _SEQUENCE_POSITION)
+    producer_id, _ = _PRODUCER.unpack_from(records, _PRODUCER_POSITION)
+    try:
+        if sequence != 0 and not knows_producer(log.writer, producer_id):
+            return OutOfOrderSequenceError(
+                f"the first batch of producer {producer_id} in this log is missing",
+                expected="sequence 0",
+                found=sequence,
+            )
+    except LogcoreError as error:
+        return error
+    return _append(log, records)
+
+
 def _append_verified(
-    who: tuple[str, int, int], partition: tuple[str, int], state: State, log: Log, records: Buffer
+    who: tuple[str, int, int],
+    partition: tuple[str, int],
+    state: State,
+    append: Callable[[Log, Buffer], _Outcome],
+    log: Log,
+    records: Buffer,
 ) -> _Outcome:
-    outcome: _Outcome = state.transactions.verified(who, partition, lambda: _append(log, records))
+    outcome: _Outcome = state.transactions.verified(who, partition, lambda: append(log, records))
     return outcome
 
 
@@ -305,8 +332,10 @@ def _produce(request: ProduceRequest, call: Call, state: State) -> ProduceRespon
         if records[ATTRIBUTES_POSITION] & TRANSACTIONAL_BIT:
             producer_id, epoch = _PRODUCER.unpack_from(records, _PRODUCER_POSITION)
             who = (request.transactional_id or "", producer_id, epoch)
+            if call.version >= _ADDS_SINCE:
+                append = _append_from_0
             if state.is_shared:  # markers of this process come from other threads: verified where it is appended
-                append = partial(_append_verified, who, key, state)
+                append = partial(_append_verified, who, key, state, append)
             else:  # it takes its place among the appends at once, so that no marker comes between
                 refused = state.transactions.verified(who, key, lambda: None)
                 if refused is not None:
