@@ -31,8 +31,11 @@ from logcore.errors import (
     ResourceError,
     TransactionAbortedError,
 )
+from logcore.format.grouprecords import Committed, commit_key, commit_value
 from logcore.format.transactionrecords import Status
 from logcore.logdir import LogDir
+from logcore.names import OFFSETS_TOPIC
+from logcore.partition.coordinated import append_to_transaction
 from logcore.producer import coordinator as producer_coordinator
 from logcore.producer.coordinator import TransactionCoordinator
 from logcore.producer.transacting import NEXT, State, Transacting
@@ -393,6 +396,25 @@ def test_what_a_power_cut_left_open_without_a_record_is_aborted(disk: SimulatedD
         data.tick()
         assert log.last_stable_offset == log.log_end_offset == 2
         assert committed(data) == []
+
+
+def test_offsets_that_a_power_cut_left_open_are_waited_for_no_more(disk: SimulatedDisk) -> None:
+    """Also where the groups were read before the transaction was aborted."""
+    with logcore.open_dir("/data", create=True, fs=disk) as data:
+        data.create_topic("t")
+        with data.producer(transactional_id="id", threaded=False) as producer:
+            producer.init_transactions()
+        with data.consumer(group_id="g", enable_auto_commit=False) as consumer:
+            consumer.assign([("t", 0)])
+            consumer.commit({("t", 0): 1})
+        record = commit_key("g", "t", 0), commit_value(Committed(5, -1, "", disk.now_ms()))
+        append_to_transaction(data.partition(OFFSETS_TOPIC, 0).writer, [record], 77, 3, durability="disk")
+        crashed = next(iter(disk.crash_states(limit=1))).disk()
+    with logcore.open_dir("/data", fs=crashed) as data:
+        groups = data.coordinators.groups(data)
+        assert groups.unstable("g") == {("t", 0)}
+        data.tick()
+        assert groups.unstable("g") == set()
 
 
 def test_markers_are_not_refused_behind_those_of_kafka(disk: SimulatedDisk) -> None:

@@ -384,6 +384,9 @@ class TransactionCoordinator:
                 )
             except (LogcoreError, OSError) as error:
                 tell("transactions", ERROR, "%s-%d: what was left open was not aborted: %s", *partition, error)
+                continue
+            if partition[0] == OFFSETS_TOPIC:  # else groups that were read before would wait for its offsets for ever
+                self._ended(orphan.producer_id, False)
 
     def _marked(self, partition: Partition) -> Log:
         """The log that a marker is to be written to."""
