@@ -138,9 +138,7 @@ class State:
             log = self.logdir.opened(topic, partition)
             if log is not None:
                 return log.has_failed or (self.is_shared and log.writer.state.is_behind())
-            return topic in self.logdir and partition in self.logdir.partitions(topic)
-        except TopicNotFoundError:  # deleted since it was found
-            return False
+            return partition in self.numbers_of(topic)
         except (LogcoreError, OSError):
             return True
 
@@ -304,6 +302,17 @@ class State:
             log = self.logdir.open_again(topic, partition)
             _log.error("%s: opened again, %s", log.path, log.recovery_report)
         return log
+
+    def numbers_of(self, topic: str) -> tuple[int, ...]:
+        """The partitions of a topic, none for one that is not there. A thread may delete it in any moment, so that who
+        asks first whether it is there, and then for them, may meet an error.
+        """
+        if topic not in self.logdir:
+            return ()
+        try:
+            return self.logdir.partitions(topic)
+        except TopicNotFoundError:
+            return ()
 
     def topic_id(self, topic: str) -> bytes:
         return self.logdir.topic_id(topic).bytes

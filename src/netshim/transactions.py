@@ -54,6 +54,7 @@ from logcore.transactionstate import stored_transactions
 from netshim.internal import InternalTopic
 from netshim.journal import shown
 from netshim.state import State
+from netshim.waiting import guarded
 
 _log = logging.getLogger("netshim")
 
@@ -238,7 +239,7 @@ class TransactionHost:
         else:
             _log.error("%s cannot be read, so no transaction can be served: %s", TRANSACTIONS_TOPIC, found)
         for done in waiting:
-            done(self._is_loaded)
+            guarded(done, self._is_loaded)
 
     def _check_expiry(self, coordinator: Transactions, now_ms: int) -> None:
         if coordinator is not self._coordinator:

@@ -9,6 +9,7 @@ import pytest
 
 import logcore
 from logcore.coordination.transactions import RETRY_MS
+from logcore.errors import TopicNotFoundError
 from logcore.format.grouprecords import partition_of
 from logcore.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from logcore.partition.coordinated import producers_of
@@ -374,6 +375,35 @@ def test_what_a_power_cut_left_open_is_aborted_behind_markers_of_kafka() -> None
     log = broker.logdir.partition("t", 0)
     assert log.last_stable_offset == log.log_end_offset == 3
     broker.stop()
+
+
+def test_a_topic_that_is_deleted_while_a_request_looks_is_unknown(
+    broker: StillBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another thread, between the look whether it is there and that at its partitions."""
+    who = begin(broker)
+    assert add_group(broker, who) == 0
+    real = broker.logdir.partitions
+
+    def partitions(name: str) -> tuple[int, ...]:
+        if name == "t":
+            raise TopicNotFoundError("in this moment")
+        return real(name)
+
+    monkeypatch.setattr(broker.logdir, "partitions", partitions)
+    gone = codes.UNKNOWN_TOPIC_OR_PARTITION
+    assert add(broker, who, [0]) == [gone]
+    assert produce(broker, who, version=12) == codes.TRANSACTION_ABORTABLE, "its log is still open"
+    assert commit_offset(broker, who, 5) == gone
+    part = wire.OFFSET_COMMIT.Request.Topic.Partition(partition_index=0, committed_offset=3)
+    topics = [wire.OFFSET_COMMIT.Request.Topic(name="t", partitions=[part])]
+    told = broker.ask(wire.OFFSET_COMMIT, 7, group_id="g", topics=topics)
+    assert told.topics[0].partitions[0].error_code == gone
+    chosen = wire.ELECT_LEADERS.Request.Topic(topic="t", partitions=[0])
+    told = broker.ask(wire.ELECT_LEADERS, 2, topic_partitions=[chosen], timeout_ms=1)
+    assert told.replica_election_results[0].partition_result[0].error_code == gone
+    told = broker.ask(wire.METADATA, 9, topics=[wire.METADATA.Request.Topic(name="t")])
+    assert told.topics[0].error_code == gone
 
 
 def test_the_topic_that_tells_of_transactions_stays(broker: StillBroker) -> None:

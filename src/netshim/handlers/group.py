@@ -281,7 +281,7 @@ def offset_commit(
     response = _refuse_commit(request, call, codes.NONE)
     known = []
     for topic, answered in zip(request.topics, response.topics, strict=True):
-        numbers = _partitions(state, topic.name)
+        numbers = state.numbers_of(topic.name)
         for partition, result in zip(topic.partitions, answered.partitions, strict=True):
             if partition.partition_index in numbers:
                 known.append((topic.name, partition, result))
@@ -323,12 +323,6 @@ def offset_commit(
 
     groups.commit(who, offsets, now_ms, done)
     return answer
-
-
-def _partitions(state: State, topic: str) -> tuple[int, ...]:
-    if topic in state.logdir:
-        return state.logdir.partitions(topic)
-    return ()
 
 
 def _refuse_fetch(request: OffsetFetchRequest, call: Call, code: int) -> OffsetFetchResponse:
@@ -428,7 +422,7 @@ def offset_delete(
     stored = []
     topics = []
     for topic in request.topics:
-        numbers = _partitions(state, topic.name)
+        numbers = state.numbers_of(topic.name)
         results = []
         for partition in topic.partitions:
             number = partition.partition_index

@@ -94,8 +94,7 @@ def _when_epochs_are_known(names: Iterable[str], handle: Callable[[], _T], state
     unread = [
         (name, number)
         for name in names
-        if name in logdir
-        for number in logdir.partitions(name)
+        for number in state.numbers_of(name)
         if not logdir.knows_leader_epoch(name, number)
     ]
     if not unread:
@@ -301,7 +300,7 @@ def describe_log_dirs(request: DescribeLogDirsRequest, call: Call, state: State)
 
 def _log_dirs(request: DescribeLogDirsRequest, state: State) -> DescribeLogDirsResponse:
     response_type = wire.DESCRIBE_LOG_DIRS.Response
-    wanted = {name: state.logdir.partitions(name) for name in state.logdir.topics()}
+    wanted = {name: state.numbers_of(name) for name in state.logdir.topics()}
     if request.topics is not None:
         wanted = {topic.topic: tuple(topic.partitions) for topic in request.topics}
     dir_type = response_type.LogDir

@@ -89,7 +89,7 @@ def produce(request: ProduceRequest, call: Call, state: State) -> ProduceRespons
         if call.version < _ADDS_SINCE or len(producers) > 1:
             go_on(None)
             return
-        known = {each for each in partitions if each[0] in state.logdir and each[1] in state.logdir.partitions(each[0])}
+        known = {(name, number) for name, number in partitions if number in state.numbers_of(name)}
         ((producer_id, producer_epoch),) = producers
         asked = AddPartitions(
             transactional_id=request.transactional_id or "",

@@ -26,9 +26,7 @@ def elect_leaders(request: ElectLeadersRequest, call: Call, state: State) -> Ele
     is_known = request.election_type in _ELECTIONS
     topics = []
     for topic in request.topic_partitions or ():
-        numbers: tuple[int, ...] = ()
-        if topic.topic in state.logdir:
-            numbers = state.logdir.partitions(topic.topic)
+        numbers = state.numbers_of(topic.topic)
         results = []
         for number in topic.partitions:
             code = codes.ELECTION_NOT_NEEDED

@@ -159,9 +159,7 @@ def add_partitions_to_txn(
 ) -> AddPartitionsToTxnResponse | Answer:
     """If one partition is unknown, nothing is added, and the others have an error of their own (section 3.5)."""
     wanted = {(topic.name, number) for topic in request.v3_and_below_topics for number in topic.partitions}
-    known = {
-        (name, number) for name, number in wanted if name in state.logdir and number in state.logdir.partitions(name)
-    }
+    known = {(name, number) for name, number in wanted if number in state.numbers_of(name)}
 
     def response(code_of_known: int) -> AddPartitionsToTxnResponse:
         topic_type = wire.ADD_PARTITIONS_TO_TXN.Response.Topic
@@ -352,7 +350,7 @@ def _commit_offsets(
     """Checked and appended in one go, so that no marker comes between."""
     known = []
     for topic, answered in zip(request.topics, response.topics, strict=True):
-        numbers = state.logdir.partitions(topic.name) if topic.name in state.logdir else ()
+        numbers = state.numbers_of(topic.name)
         for partition, result in zip(topic.partitions, answered.partitions, strict=True):
             if partition.partition_index in numbers:
                 known.append((topic.name, partition, result))
