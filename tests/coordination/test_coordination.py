@@ -69,6 +69,9 @@ class World:
         self.now_ms = T0
         self.rules = Rules(min_session_timeout_ms=1, max_session_timeout_ms=1_800_000, rebalance_delay_ms=delay_ms)
         self.durable: dict[bytes, bytes | None] = {}
+        self.places: dict[bytes, int] = {}  # of the records that durable holds, in the log
+        self.open: list[tuple[int, Store]] = []  # of the transaction of producer 7, with their places
+        self.written = 0
         self.kept_deleted = False
         self.waiters = 0
         self.ids = 0
@@ -127,10 +130,29 @@ class World:
             return
         effect = self.stores.pop(0)
         if error is None:
-            self.durable.update(effect.records)
+            self.written += 1
+            if effect.producer is None:
+                self.count(self.written, effect)
+            else:
+                self.open.append((self.written, effect))
         elif isinstance(effect.then, GroupDeleted):
             self.kept_deleted = True  # as in Kafka, the group is forgotten here and comes back with a restart
         self.act(self.coordinator.stored(effect, error, self.now_ms))
+
+    def count(self, place: int, effect: Store) -> None:
+        """Records count, by their own place and not by that of their transaction's marker."""
+        for key, value in effect.records:
+            if self.places.get(key, 0) < place:
+                self.places[key] = place
+                self.durable[key] = value
+
+    def commit_transaction(self) -> None:
+        """The marker of producer 7 is on disk."""
+        for place, effect in self.open:
+            self.count(place, effect)
+        self.open = []
+        self.coordinator.transaction_ended(7, commit=True)
+        self.check()
 
     def settle(self) -> None:
         while self.stores:
@@ -202,6 +224,14 @@ class World:
         waiter = self.waiter(member_id)
         committed = Committed(offset, -1, "", self.now_ms)
         self.act(self.coordinator.commit("g", {("orders", 0): committed}, waiter))
+        return waiter
+
+    def commit_in_transaction(self, offset: int, partition: int = 0) -> int:
+        """The waiter of a commit in the transaction of producer 7."""
+        waiter = self.waiter()
+        committed = Committed(offset, -1, "", self.now_ms)
+        keys = {("orders", partition): committed}
+        self.act(self.coordinator.commit_in_transaction("g", (7, 0), keys, waiter))
         return waiter
 
     def form(self, count: int = 1) -> tuple[list[str], int]:
@@ -502,6 +532,24 @@ def test_a_group_and_its_offsets_expire_a_week_after_it_became_empty() -> None:
     world.settle()
     assert world.coordinator.all() == []
     assert set(world.durable.values()) == {None}
+
+
+@pytest.mark.parametrize("in_transaction", [False, True])
+def test_an_offset_that_is_about_to_be_committed_again_does_not_expire(in_transaction: bool) -> None:
+    world = World()
+    world.commit(1)
+    world.settle()
+    world.now_ms += 7 * DAY_MS
+    if in_transaction:
+        world.commit_in_transaction(77)
+        world.settle()
+    else:
+        world.commit(77)
+    world.act(world.coordinator.expire_offsets(world.now_ms))
+    world.settle()
+    world.commit_transaction()
+    assert world.group.offsets["orders"][0].offset == 77
+    assert None not in world.durable.values()
 
 
 def test_unloading_answers_all_and_cancels_every_timer() -> None:

@@ -230,8 +230,11 @@ class Group:
 
     def has_offset(self, topic: str, partition: int) -> bool:
         """Whether an offset is committed, or about to be."""
-        key = topic, partition
-        return partition in self.offsets.get(topic, ()) or key in self.storing or self.is_unstable(key)
+        return partition in self.offsets.get(topic, ()) or self.is_pending((topic, partition))
+
+    def is_pending(self, key: OffsetKey) -> bool:
+        """Whether a commit of it is on its way to the disk, or in an open transaction."""
+        return key in self.storing or self.is_unstable(key)
 
     def is_unstable(self, key: OffsetKey) -> bool:
         """Whether an open transaction may commit it."""
@@ -256,7 +259,8 @@ class Group:
         """Offsets that have been kept long enough (wire protocol section 7, Offsets).
 
         Retention counts from the commit, in a group that once had members of the classic protocol from when it became
-        empty. A group of consumers that is in use keeps what its members subscribe to.
+        empty. A group of consumers that is in use keeps what its members subscribe to. What is about to be committed
+        again, or may be by an open transaction, is kept: the record that deletes it would stand behind that commit.
         """
         since_ms = None
         kept: frozenset[str] = frozenset()
@@ -278,13 +282,14 @@ class Group:
                 return committed.commit_ms + _RETENTION_MS
             return since_ms + _RETENTION_MS
 
-        return [
+        old = [
             (topic, partition)
             for topic, partitions in self.offsets.items()
             if topic not in kept
             for partition, committed in partitions.items()
             if now_ms >= expires_ms(committed)
         ]
+        return [key for key in old if not self.is_pending(key)]
 
     # -- views
 
