@@ -130,14 +130,17 @@ class World:
             return
         effect = self.stores.pop(0)
         if error is None:
-            self.written += 1
-            if effect.producer is None:
-                self.count(self.written, effect)
-            else:
-                self.open.append((self.written, effect))
+            self.write(effect)
         elif isinstance(effect.then, GroupDeleted):
             self.kept_deleted = True  # as in Kafka, the group is forgotten here and comes back with a restart
         self.act(self.coordinator.stored(effect, error, self.now_ms))
+
+    def write(self, effect: Store) -> None:
+        self.written += 1
+        if effect.producer is None:
+            self.count(self.written, effect)
+        else:
+            self.open.append((self.written, effect))
 
     def count(self, place: int, effect: Store) -> None:
         """Records count, by their own place and not by that of their transaction's marker."""
@@ -550,6 +553,53 @@ def test_an_offset_that_is_about_to_be_committed_again_does_not_expire(in_transa
     world.commit_transaction()
     assert world.group.offsets["orders"][0].offset == 77
     assert None not in world.durable.values()
+
+
+def test_a_deletion_takes_what_was_committed_before_it_and_nothing_else() -> None:
+    world = World()
+    world.commit(1)
+    world.commit_in_transaction(2, partition=1)
+    world.settle()
+    keys = [("orders", 0), ("orders", 1)]
+    world.act(world.coordinator.delete_offsets(world.group, keys, world.waiter()))
+    world.commit_in_transaction(77)
+    world.settle()
+    world.commit_transaction()
+    for _ in range(2):
+        assert {number: each.offset for number, each in world.group.offsets["orders"].items()} == {0: 77}
+        world.restart()
+
+
+def test_a_deletion_takes_nothing_that_is_committed_after_it_and_told_of_before_it() -> None:
+    world = World()
+    world.commit(1)
+    world.settle()
+    world.act(world.coordinator.delete_offsets(world.group, [("orders", 0)], world.waiter()))
+    world.commit_in_transaction(77)
+    deletion, commit = world.stores
+    world.stores.clear()
+    world.write(deletion)
+    world.write(commit)
+    world.commit_transaction()
+    for effect in (deletion, commit):
+        world.act(world.coordinator.stored(effect, None, world.now_ms))
+    for _ in range(2):
+        assert world.group.offsets["orders"][0].offset == 77
+        world.restart()
+
+
+def test_nothing_is_seen_of_a_deleted_topic_and_nothing_kept_of_it() -> None:
+    world = World()
+    world.commit(1)
+    world.settle()
+    world.commit(2)
+    world.commit_in_transaction(3, partition=1)
+    group = world.group
+    world.act(world.coordinator.forget_topics({"orders"}))
+    while world.stores:
+        assert group.offsets == {}
+        world.disk()
+    assert group.applied == {} and not group.is_pending(("orders", 0))
 
 
 def test_unloading_answers_all_and_cancels_every_timer() -> None:

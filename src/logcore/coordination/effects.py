@@ -280,7 +280,7 @@ class Replaced:
 
 @attrs.frozen
 class OffsetsCommitted:
-    """order: the place of the records among those of their group, see Group.unstable."""
+    """order: the place of the records among those of their group, see Group.order."""
 
     offsets: Mapping[OffsetKey, Committed]
     waiter: Waiter
@@ -299,8 +299,11 @@ class OffsetsPending:
 
 @attrs.frozen
 class OffsetsDeleted:
+    """order: as in OffsetsCommitted. waiter: None when no request waits."""
+
     keys: tuple[OffsetKey, ...]
     waiter: Waiter | None
+    order: int
 
 
 @attrs.frozen

@@ -105,7 +105,7 @@ class Group:
     that have not joined with them. unsynced: members of this generation that have not asked for their assignment.
     topics: what its members subscribe to, None when that cannot be known. storing: how many commits of each offset are
     on their way to the disk. unstable: producer id -> what its open transaction would commit, with the order of its
-    record. order: how many commits of the group were asked to be stored. applied: which of these each offset comes
+    record. order: how many commits and deletions were asked to be stored. applied: which of these each offset comes
     from; none for offsets that were loaded. consumers: of a group of the consumer protocol. owed: facts of a time in
     that protocol whose records may still be on disk; they are deleted with the next record of the group. is_first: the
     rebalance under way began in an empty group. has_newcomer: a member joined that rebalance since its delay was set.
@@ -413,7 +413,8 @@ class Group:
 
     def put(self, key: OffsetKey, committed: Committed, order: int) -> None:
         """Takes over a commit, unless a later record has been applied already."""
-        # Records are stored in the order of `order`, but a transaction's commits count only with its marker.
+        # Records are stored in the order of `order`, but a transaction's commits count only with its marker. What an
+        # earlier record would commit is no longer in `unstable` once a deletion was applied.
         if key in self.applied and order < self.applied[key]:
             return
         topic, partition = key
@@ -430,12 +431,18 @@ class Group:
             if commit:
                 self.put(key, committed, order)
 
-    def forget(self, keys: Collection[OffsetKey]) -> None:
-        for topic, partition in keys:
+    def forget(self, keys: Collection[OffsetKey], order: int) -> None:
+        """Takes over a deletion, except for what is committed by a later record."""
+        for key in keys:
             for offsets in self.unstable.values():
-                offsets.pop((topic, partition), None)
+                if key in offsets and offsets[key][0] < order:
+                    del offsets[key]
         self.unstable = {producer_id: offsets for producer_id, offsets in self.unstable.items() if offsets}
-        for topic, partition in keys:
+        for key in keys:
+            if self.applied.get(key, 0) > order:
+                continue
+            self.applied.pop(key, None)
+            topic, partition = key
             partitions = self.offsets.get(topic)
             if partitions is not None:
                 partitions.pop(partition, None)

@@ -6,6 +6,7 @@ Rules:
 - A member may not commit while the leader divides the partitions; it asks again. A member that leaves may commit: until
   the leader has divided them, no other member has got the partitions that it read.
 - A commit inside a transaction counts once the transaction's marker says so, unless a later one counts by then.
+- A deletion takes what was committed before it, also in a transaction that is open, and nothing of what came after it.
 
 Which topics exist and how long metadata may be is the caller's to check.
 """
@@ -120,7 +121,7 @@ def delete(group: Group, keys: Iterable[OffsetKey], waiter: Waiter | None) -> li
     """Deletes offsets; waiter: None when no request waits."""
     those = tuple(keys)
     if those:
-        return [Store(group, _tombstones(group, those), OffsetsDeleted(those, waiter))]
+        return [Store(group, _tombstones(group, those), OffsetsDeleted(those, waiter, group.next_order()))]
     if waiter is None:
         return []
     return [Reply(waiter, None)]
@@ -128,18 +129,22 @@ def delete(group: Group, keys: Iterable[OffsetKey], waiter: Waiter | None) -> li
 
 def deleted(group: Group, done: OffsetsDeleted, error: GroupError | None) -> list[Effect]:
     if error is None:
-        group.forget(done.keys)
+        group.forget(done.keys, done.order)
     if done.waiter is None:
         return []
     return [Reply(done.waiter, error)]
 
 
 def forget_topics(group: Group, names: set[str]) -> list[Effect]:
-    """Deletes the offsets of deleted topics, at once: a new topic of such a name begins without any."""
+    """Deletes the offsets of deleted topics, at once: a new topic of such a name begins without any. Commits on their
+    way to the disk are not seen any more.
+    """
     # Those that are committed, and those on their way to the disk or in an open transaction.
     keys = [(topic, partition) for topic in names for partition in group.offsets.get(topic, ())]
     keys += [key for key in group.offset_keys() if key[0] in names and key not in keys]
-    group.forget(keys)
+    order = group.next_order()
+    group.forget(keys, order)
+    group.applied.update((key, order) for key in keys if key in group.storing)
     return delete(group, keys, None)
 
 
