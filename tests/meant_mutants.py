@@ -473,8 +473,8 @@ MISTAKES: Final = (
         "netshim/test_commits.py::test_P60_a_commit_is_answered_and_seen_when_it_is_on_disk",
     ),
     Mistake(
-        "commit_outlives_its_topic", "logcore/coordination/offsets.py",
-        "    keys += [key for key in group.offset_keys() if key[0] in names and key not in keys]\n", "",
+        "commit_outlives_its_topic", "logcore/coordination/group.py",
+        "            found.update((key, None) for key in keys if key[0] in topics)\n", "            pass\n",
         "netshim/test_commits.py::test_deleting_a_topic_deletes_what_was_committed_for_it",
     ),
     Mistake(

@@ -7,7 +7,7 @@ has failed; so requests, timeouts and syncs interleave as the test, or hypothesi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -228,6 +228,12 @@ class World:
         committed = Committed(offset, -1, "", self.now_ms)
         self.act(self.coordinator.commit("g", {("orders", 0): committed}, waiter))
         return waiter
+
+    def commit_many(self, count: int) -> None:
+        """Stores an offset for each of so many partitions of the topic `many`."""
+        offsets = {("many", number): Committed(1, -1, "", self.now_ms) for number in range(count)}
+        self.act(self.coordinator.commit("g", offsets, self.waiter()))
+        self.settle()
 
     def commit_in_transaction(self, offset: int, partition: int = 0) -> int:
         """The waiter of a commit in the transaction of producer 7."""
@@ -600,6 +606,54 @@ def test_nothing_is_seen_of_a_deleted_topic_and_nothing_kept_of_it() -> None:
         assert group.offsets == {}
         world.disk()
     assert group.applied == {} and not group.is_pending(("orders", 0))
+
+
+def _forget_topic(world: World) -> None:
+    world.act(world.coordinator.forget_topics({"many"}))
+
+
+def _delete_group(world: World) -> None:
+    world.act(world.coordinator.delete("g", world.waiter()))
+
+
+def _delete_offsets(world: World) -> None:
+    world.act(world.coordinator.delete_offsets(world.group, world.group.offset_keys(), world.waiter()))
+
+
+def _expire(world: World) -> None:
+    world.now_ms += 7 * DAY_MS
+    world.act(world.coordinator.expire_offsets(world.now_ms))
+
+
+_DELETIONS = pytest.mark.parametrize("delete", [_forget_topic, _delete_group, _delete_offsets, _expire])
+
+
+@_DELETIONS
+def test_a_deletion_of_many_offsets_takes_several_batches(delete: Callable[[World], None]) -> None:
+    world = World()
+    world.commit_many(5_000)
+    delete(world)
+    sizes = [sum(len(key) + 32 for key, _ in store.records) for store in world.stores]
+    assert len(sizes) > 3 and max(sizes) < 70_000
+    world.settle()
+    assert set(world.asked) == set(world.replies)
+    assert set(world.durable.values()) == {None}
+    world.restart()
+    assert world.coordinator.get("g") is None
+
+
+@pytest.mark.parametrize("failing", [0, 1, 3])
+def test_who_deletes_many_offsets_is_told_if_some_are_left(failing: int) -> None:
+    world = World()
+    world.commit_many(5_000)
+    _delete_offsets(world)
+    for number in range(4):
+        world.disk(GroupError.COORDINATOR_NOT_AVAILABLE if number == failing else None)
+    assert world.replies[world.waiters] is GroupError.COORDINATOR_NOT_AVAILABLE
+    left = world.group.offset_keys()
+    assert 0 < len(left) < 5_000
+    world.restart()
+    assert sorted(world.group.offset_keys()) == sorted(left)
 
 
 def test_unloading_answers_all_and_cancels_every_timer() -> None:

@@ -163,8 +163,8 @@ class Coordinator:
             case ConsumersChanged():
                 effects = heartbeats.stored(group, error, self._around(now_ms))
                 effects += classicmembers.downgrade(group, self._around(now_ms))
-            case GroupDeleted(waiter):
-                effects = [Reply(waiter, error)]
+            case GroupDeleted() as done:
+                _, effects = offsets.group_deleted(group, done, error)
             case None:
                 pass
         self._drop_if_dead(group)

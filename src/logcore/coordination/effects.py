@@ -299,16 +299,23 @@ class OffsetsPending:
 
 @attrs.frozen
 class OffsetsDeleted:
-    """order: as in OffsetsCommitted. waiter: None when no request waits."""
+    """One batch of a deletion. order: of the whole deletion, as in OffsetsCommitted. waiter: None when no request
+    waits. is_last: whether no batch of the deletion follows.
+    """
 
     keys: tuple[OffsetKey, ...]
     waiter: Waiter | None
     order: int
+    is_last: bool
 
 
 @attrs.frozen
 class GroupDeleted:
-    waiter: Waiter
+    """The last batch of a group's deletion. waiter, order: as in OffsetsDeleted. keys: of the offsets in this batch."""
+
+    waiter: Waiter | None
+    order: int
+    keys: tuple[OffsetKey, ...]
 
 
 @attrs.frozen

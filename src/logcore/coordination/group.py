@@ -106,10 +106,11 @@ class Group:
     topics: what its members subscribe to, None when that cannot be known. storing: how many commits of each offset are
     on their way to the disk. unstable: producer id -> what its open transaction would commit, with the order of its
     record. order: how many commits and deletions were asked to be stored. applied: which of these each offset comes
-    from; none for offsets that were loaded. consumers: of a group of the consumer protocol. owed: facts of a time in
-    that protocol whose records may still be on disk; they are deleted with the next record of the group. is_first: the
-    rebalance under way began in an empty group. has_newcomer: a member joined that rebalance since its delay was set.
-    join_timer, sync_timer: those that are set.
+    from; none for offsets that were loaded. failed: deletions under way, by their order, of which some batch could not
+    be stored. consumers: of a group of the consumer protocol. owed: facts of a time in that protocol whose records may
+    still be on disk; they are deleted with the next record of the group. is_first: the rebalance under way began in an
+    empty group. has_newcomer: a member joined that rebalance since its delay was set. join_timer, sync_timer: those
+    that are set.
     """
 
     group_id: str
@@ -131,6 +132,7 @@ class Group:
     )
     order: int = 0
     applied: dict[OffsetKey, int] = attrs.Factory(dict[OffsetKey, int])
+    failed: dict[int, GroupError] = attrs.Factory(dict[int, GroupError])
     consumers: ConsumerGroup | None = None
     owed: tuple[Fact, ...] = ()
     is_first: bool = False
@@ -242,9 +244,18 @@ class Group:
 
     def offset_keys(self) -> list[OffsetKey]:
         """All that is committed, or about to be."""
-        present = {(topic, partition) for topic, partitions in self.offsets.items() for partition in partitions}
-        others = dict.fromkeys([*self.storing, *(key for offsets in self.unstable.values() for key in offsets)])
-        return [*present, *(key for key in others if key not in present)]
+        pending = (topic for keys in self._pending_keys() for topic, _ in keys)
+        return self.keys_of(dict.fromkeys([*self.offsets, *pending]))
+
+    def keys_of(self, topics: Collection[str]) -> list[OffsetKey]:
+        """As offset_keys(), of some topics."""
+        found = {(topic, partition): None for topic in topics for partition in self.offsets.get(topic, ())}
+        for keys in self._pending_keys():
+            found.update((key, None) for key in keys if key[0] in topics)
+        return [*found]
+
+    def _pending_keys(self) -> list[Collection[OffsetKey]]:
+        return [self.storing, *self.unstable.values()]
 
     @property
     def rebalance_timeout_ms(self) -> int:

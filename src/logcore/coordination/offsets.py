@@ -7,6 +7,7 @@ Rules:
   the leader has divided them, no other member has got the partitions that it read.
 - A commit inside a transaction counts once the transaction's marker says so, unless a later one counts by then.
 - A deletion takes what was committed before it, also in a transaction that is open, and nothing of what came after it.
+  Its records are as many batches as they need: those of a large group do not fit into one.
 
 Which topics exist and how long metadata may be is the caller's to check.
 """
@@ -14,6 +15,7 @@ Which topics exist and how long metadata may be is the caller's to check.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from logcore.coordination import heartbeats, membership
 from logcore.coordination.effects import (
@@ -32,6 +34,10 @@ from logcore.coordination.effects import (
 )
 from logcore.coordination.group import COMPLETING, DEAD, EMPTY, Group
 from logcore.format.grouprecords import Committed, GroupRecord, commit_key, commit_value, group_key
+
+#: How large a batch of records that delete offsets becomes, and what a record needs besides its key.
+_BATCH_BYTES: Final = 65_536
+_RECORD_BYTES: Final = 32
 
 
 def check_commit(group: Group, who: Committer, now_ms: int, *, rules: Rules) -> tuple[GroupError | None, list[Effect]]:
@@ -119,17 +125,47 @@ def committed(group: Group, done: OffsetsCommitted, error: GroupError | None) ->
 
 def delete(group: Group, keys: Iterable[OffsetKey], waiter: Waiter | None) -> list[Effect]:
     """Deletes offsets; waiter: None when no request waits."""
-    those = tuple(keys)
-    if those:
-        return [Store(group, _tombstones(group, those), OffsetsDeleted(those, waiter, group.next_order()))]
+    batches = _in_batches(group, keys)
+    if batches:
+        order = group.next_order()
+        effects = [_deletion(group, batch, order) for batch in batches[:-1]]
+        effects.append(_deletion(group, batches[-1], order, waiter, is_last=True))
+        return effects
     if waiter is None:
         return []
     return [Reply(waiter, None)]
 
 
+def _in_batches(group: Group, keys: Iterable[OffsetKey]) -> list[list[OffsetKey]]:
+    """The keys in order, as many together as the records that delete them may take in one batch."""
+    batches: list[list[OffsetKey]] = []
+    left = 0
+    for key in keys:
+        size_bytes = len(commit_key(group.group_id, *key)) + _RECORD_BYTES
+        left -= size_bytes
+        if left < 0:
+            batches.append([])
+            left = _BATCH_BYTES - size_bytes
+        batches[-1].append(key)
+    return batches
+
+
+def _deletion(
+    group: Group, keys: Iterable[OffsetKey], order: int, waiter: Waiter | None = None, *, is_last: bool = False
+) -> Effect:
+    those = tuple(keys)
+    return Store(group, _tombstones(group, those), OffsetsDeleted(those, waiter, order, is_last))
+
+
 def deleted(group: Group, done: OffsetsDeleted, error: GroupError | None) -> list[Effect]:
+    """One batch of a deletion is on disk, or could not be stored. Whoever waits is told of the first error of all."""
     if error is None:
         group.forget(done.keys, done.order)
+    else:
+        group.failed.setdefault(done.order, error)
+    if not done.is_last:
+        return []
+    error = group.failed.pop(done.order, None)
     if done.waiter is None:
         return []
     return [Reply(done.waiter, error)]
@@ -139,9 +175,7 @@ def forget_topics(group: Group, names: set[str]) -> list[Effect]:
     """Deletes the offsets of deleted topics, at once: a new topic of such a name begins without any. Commits on their
     way to the disk are not seen any more.
     """
-    # Those that are committed, and those on their way to the disk or in an open transaction.
-    keys = [(topic, partition) for topic in names for partition in group.offsets.get(topic, ())]
-    keys += [key for key in group.offset_keys() if key[0] in names and key not in keys]
+    keys = group.keys_of(names)
     order = group.next_order()
     group.forget(keys, order)
     group.applied.update((key, order) for key in keys if key in group.storing)
@@ -161,16 +195,28 @@ def expire(group: Group, now_ms: int) -> list[Effect]:
 def delete_group(group: Group, waiter: Waiter | None) -> list[Effect]:
     """Makes an empty group Dead and deletes its records."""
     assert group.state == EMPTY, group.state
-    keys = group.offset_keys()
+    *batches, last = _in_batches(group, group.offset_keys()) or [[]]
     own: tuple[GroupRecord, ...] = (*group.owed_records(), (group_key(group.group_id), None))
     if group.consumers is not None:
         own = group.consumers.tombstones()
-    records = (*_tombstones(group, keys), *own)
-    then = None
-    if waiter is not None:
-        then = GroupDeleted(waiter)
-    return [*heartbeats.bury(group), Store(group, records, then)]
+    order = group.next_order()
+    effects = heartbeats.bury(group)
+    effects += [_deletion(group, batch, order) for batch in batches]
+    # The group itself goes last: until then it can be deleted again.
+    records = (*_tombstones(group, last), *own)
+    effects.append(Store(group, records, GroupDeleted(waiter, order, tuple(last))))
+    return effects
 
 
 def _tombstones(group: Group, keys: Iterable[OffsetKey]) -> tuple[GroupRecord, ...]:
     return tuple((commit_key(group.group_id, *key), None) for key in keys)
+
+
+def group_deleted(group: Group, done: GroupDeleted, error: GroupError | None) -> tuple[GroupError | None, list[Effect]]:
+    """The last batch of a group's deletion is on disk, or could not be stored. Why not all are, or None."""
+    if error is None:
+        group.forget(done.keys, done.order)
+    error = group.failed.pop(done.order, error)
+    if done.waiter is None:
+        return error, []
+    return error, [Reply(done.waiter, error)]
