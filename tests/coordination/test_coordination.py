@@ -22,7 +22,6 @@ from logcore.coordination.effects import (
     Cancel,
     Committer,
     Effect,
-    GroupDeleted,
     GroupError,
     GroupFormed,
     Join,
@@ -72,7 +71,6 @@ class World:
         self.places: dict[bytes, int] = {}  # of the records that durable holds, in the log
         self.open: list[tuple[int, Store]] = []  # of the transaction of producer 7, with their places
         self.written = 0
-        self.kept_deleted = False
         self.waiters = 0
         self.ids = 0
         self.start()
@@ -131,8 +129,6 @@ class World:
         effect = self.stores.pop(0)
         if error is None:
             self.write(effect)
-        elif isinstance(effect.then, GroupDeleted):
-            self.kept_deleted = True  # as in Kafka, the group is forgotten here and comes back with a restart
         self.act(self.coordinator.stored(effect, error, self.now_ms))
 
     def write(self, effect: Store) -> None:
@@ -656,6 +652,93 @@ def test_who_deletes_many_offsets_is_told_if_some_are_left(failing: int) -> None
     assert sorted(world.group.offset_keys()) == sorted(left)
 
 
+@pytest.mark.parametrize("delete", [_delete_group, _expire])
+def test_a_group_whose_deletion_fails_is_still_there_and_can_be_deleted_again(delete: Callable[[World], None]) -> None:
+    world = World()
+    (member_id,), generation = world.form()
+    world.commit(5, member_id, generation)
+    world.leave(member_id)
+    world.settle()
+    delete(world)
+    world.disk(GroupError.COORDINATOR_NOT_AVAILABLE)
+    assert world.group.offsets["orders"][0].offset == 5
+    generation = world.group.generation
+    world.restart()
+    assert world.group.offsets["orders"][0].offset == 5 and world.group.generation == generation
+    _delete_group(world)
+    world.settle()
+    world.restart()
+    assert world.coordinator.all() == []
+
+
+def test_a_group_whose_deletion_fails_in_part_keeps_what_is_left() -> None:
+    world = World()
+    world.commit_many(5_000)
+    _delete_group(world)
+    world.disk()
+    world.disk(GroupError.COORDINATOR_NOT_AVAILABLE)
+    world.settle()
+    assert world.replies[world.waiters] is GroupError.COORDINATOR_NOT_AVAILABLE
+    left = world.group.offset_keys()
+    assert 0 < len(left) < 5_000
+    world.restart()
+    assert sorted(world.group.offset_keys()) == sorted(left)
+
+
+def test_what_a_failed_deletion_leaves_goes_to_the_group_that_came_meanwhile() -> None:
+    world = World()
+    world.commit_many(2)
+    world.commit_in_transaction(3)
+    world.commit_in_transaction(4, partition=1)
+    world.settle()
+    _delete_group(world)
+    world.commit(77)
+    world.act(world.coordinator.forget_topics({"nothing"}))
+    world.disk(GroupError.COORDINATOR_NOT_AVAILABLE)
+    world.settle()
+    world.commit_transaction()
+    for _ in range(2):
+        offsets = {topic: {n: one.offset for n, one in of.items()} for topic, of in world.group.offsets.items()}
+        assert offsets == {"many": {0: 1, 1: 1}, "orders": {0: 77, 1: 4}}
+        world.restart()
+
+
+def test_what_a_failed_deletion_leaves_outlives_the_deletion_of_the_next_group() -> None:
+    world = World()
+    world.commit_many(1)
+    world.commit(1)
+    world.settle()
+    _delete_group(world)
+    world.commit(77)
+    _delete_group(world)
+    world.disk(GroupError.COORDINATOR_NOT_AVAILABLE)
+    world.settle()
+    for _ in range(2):
+        assert world.group.offset_keys() == [("many", 0)]
+        world.restart()
+
+
+def test_a_transaction_that_ends_while_its_group_is_deleted_in_vain_counts() -> None:
+    world = World()
+    world.commit_in_transaction(3)
+    world.settle()
+    _delete_group(world)
+    world.commit_transaction()
+    world.disk(GroupError.COORDINATOR_NOT_AVAILABLE)
+    for _ in range(2):
+        assert world.group.offsets["orders"][0].offset == 3
+        world.restart()
+
+
+def test_a_group_that_was_unloaded_does_not_come_back_when_its_deletion_fails() -> None:
+    world = World()
+    world.commit_many(1)
+    _delete_group(world)
+    world.act(world.coordinator.unload())
+    world.disk(GroupError.COORDINATOR_NOT_AVAILABLE)
+    assert world.coordinator.all() == []
+
+
 def test_unloading_answers_all_and_cancels_every_timer() -> None:
     world = World()
     world.form(2)
@@ -836,8 +919,6 @@ def test_in_any_order_the_invariants_hold_and_nobody_waits_for_ever(
     assert not world.set, "an idle coordinator has nothing to do"
     before = world.coordinator.get("g")
     assert before is None or before.state == EMPTY
-    if world.kept_deleted:
-        return
     world.restart()
     after = world.coordinator.get("g")
     assert (after.offsets if after else {}) == (before.offsets if before else {})

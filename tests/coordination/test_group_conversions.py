@@ -529,3 +529,43 @@ def test_a_group_that_goes_back_and_up_again_deletes_what_is_left_of_before(worl
     assert (Kind.MEMBER, other, None) in world.last_batch()
     world.restart()
     assert set(world.consumers().members) == {one, "B"}
+
+
+def deleted_in_vain(world: World) -> None:
+    """Begins to delete the group. The disk waits for disk(), and will fail once."""
+    world.holds = True
+    world.act(world.coordinator.delete("g", "waiter"))
+    world.disk_error = GroupError.COORDINATOR_NOT_AVAILABLE
+
+
+def disk_works(world: World) -> None:
+    world.disk_error = None
+    world.holds = False
+    while world.stores:
+        world.disk()
+
+
+def test_a_classic_group_that_comes_while_another_is_deleted_in_vain_deletes_what_is_left(world: World) -> None:
+    world.beat("A", 0)
+    world.send("A", -1)
+    deleted_in_vain(world)
+    one = joined(world).member_id
+    world.disk()
+    disk_works(world)
+    sync(world, one, 1, {one: [0]})
+    assert (Kind.GROUP, "", None) in world.last_batch()
+    world.restart()
+    assert world.group().consumers is None
+
+
+def test_a_group_of_consumers_that_comes_while_another_is_deleted_in_vain_deletes_what_is_left(world: World) -> None:
+    one, other = classic_pair(world)
+    for name in (one, other):
+        leaves(world, name)
+    deleted_in_vain(world)
+    world.send("A", 0)
+    world.disk()
+    disk_works(world)
+    assert (Kind.CLASSIC, "", None) in world.last_batch()
+    world.restart()
+    assert world.consumers().epoch == 1

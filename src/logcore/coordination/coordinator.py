@@ -72,6 +72,7 @@ class Coordinator:
             self._topics = topics
         self._compile = compile
         self._groups: dict[str, Group] = {}
+        self._dying: dict[Group, None] = {}  # those whose deletion is on its way to the disk
 
     # -- looking
 
@@ -164,7 +165,8 @@ class Coordinator:
                 effects = heartbeats.stored(group, error, self._around(now_ms))
                 effects += classicmembers.downgrade(group, self._around(now_ms))
             case GroupDeleted() as done:
-                _, effects = offsets.group_deleted(group, done, error)
+                failure, effects = offsets.group_deleted(group, done, error)
+                effects += self._end_dying(group, failure)
             case None:
                 pass
         self._drop_if_dead(group)
@@ -182,6 +184,30 @@ class Coordinator:
     def _drop_if_dead(self, group: Group) -> None:
         if group.state == DEAD and self._groups.get(group.group_id) is group:
             del self._groups[group.group_id]
+
+    def _drop_deleted(self, group: Group) -> None:
+        if group.state == DEAD:
+            self._dying[group] = None
+        self._drop_if_dead(group)
+
+    def _end_dying(self, group: Group, failure: GroupError | None) -> list[Effect]:
+        """A group's deletion is on disk; or it could not be stored. What is still on disk belongs to the next group of
+        that id, which may be on its way out too; without one the group is there again.
+        """
+        if group not in self._dying:  # all groups were forgotten meanwhile
+            return []
+        del self._dying[group]
+        if failure is None and not (group.offsets or group.unstable):
+            return []
+        later = (one for one in self._dying if one.group_id == group.group_id)
+        heir = next(later, self._groups.get(group.group_id))
+        if heir is not None:
+            records = heir.inherit(group)
+            return [Store(heir, records)] if records else []
+        group.state = EMPTY
+        if not group.is_unused:
+            self._groups[group.group_id] = group
+        return []
 
     # -- members
 
@@ -367,7 +393,7 @@ class Coordinator:
         """A marker of this producer is in the log: its commits count now, or never. is_there: whether the log of the
         marker is that of a group.
         """
-        for group in self.all():
+        for group in [*self.all(), *self._dying]:
             if producer_id in group.unstable and is_there(group.group_id):
                 group.end_transaction(producer_id, commit=commit)
                 if group.is_unused:
@@ -388,19 +414,19 @@ class Coordinator:
         if group.consumers is not None and group.consumers.is_busy:
             return [Reply(waiter, GroupError.COORDINATOR_NOT_AVAILABLE)]
         effects = offsets.delete_group(group, waiter)
-        self._drop_if_dead(group)
+        self._drop_deleted(group)
         return effects
 
     def forget_topics(self, names: set[str]) -> list[Effect]:
         """Deletes what was committed for topics that are deleted."""
-        return [effect for group in self.all() for effect in offsets.forget_topics(group, names)]
+        return [effect for group in [*self.all(), *self._dying] for effect in offsets.forget_topics(group, names)]
 
     def expire_offsets(self, now_ms: int) -> list[Effect]:
         """To be called every EXPIRY_CHECK_MS or so."""
         effects: list[Effect] = []
         for group in self.all():
             effects += offsets.expire(group, now_ms)
-            self._drop_if_dead(group)
+            self._drop_deleted(group)
         return effects
 
     # -- ending
@@ -415,6 +441,7 @@ class Coordinator:
         for group in self.all():
             effects += heartbeats.bury(group)
         self._groups = {}
+        self._dying = {}
         return effects
 
 

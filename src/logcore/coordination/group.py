@@ -7,6 +7,7 @@ A group's states and what moves it from one to the next (wire protocol section 7
     CompletingRebalance  --the leader's assignment is on disk-->        Stable
     CompletingRebalance, Stable  --a member joins, leaves or expires--> PreparingRebalance
     Empty                --deleted, or expired-->  Dead: no request finds it any more
+    Dead                 --its deletion could not be stored-->          Empty
 
 A group of the consumer protocol (KIP-848) has its members and states in `consumers`; `state` says how these stand.
 A group may change its protocol: one that is Empty at any time, one with members as classicmembers.py says. Its
@@ -36,6 +37,7 @@ from logcore.coordination.effects import (
     SyncEnds,
     Waiter,
 )
+from logcore.format.consumergrouprecords import Kind
 from logcore.format.grouprecords import (
     Committed,
     GroupRecord,
@@ -372,6 +374,32 @@ class Group:
         self.members = {}
         self.static = {}
         self.unsynced = set()
+
+    def inherit(self, old: Group) -> tuple[GroupRecord, ...]:
+        """Takes over what is still on disk of a group that had its id before. What was committed since counts more.
+        Returns records to store, which delete what the other has left.
+        """
+        for topic, partitions in old.offsets.items():
+            for partition, committed in partitions.items():
+                self.offsets.setdefault(topic, {}).setdefault(partition, committed)
+        for producer_id, keys in old.unstable.items():
+            unstable = self.unstable.setdefault(producer_id, {})
+            for key, (order, committed) in keys.items():
+                unstable.setdefault(key, (order - old.order - 1, committed))  # before all of this group
+        facts = [*old.owed]
+        if old.consumers is not None:
+            facts += [*old.consumers.unsure, *old.consumers.facts()]
+        elif old.protocol_type and self.consumers is not None:
+            facts.append((Kind.CLASSIC, ""))
+        if self.consumers is not None:
+            own = {*self.consumers.facts()}
+            return tuple((fact_key(self.group_id, fact), None) for fact in dict.fromkeys(facts) if fact not in own)
+        self.owed = tuple(dict.fromkeys([*self.owed, *facts]))
+        if self.state == EMPTY and not self.generation:  # it has no record of its own yet
+            self.protocol_type = old.protocol_type
+            self.generation = old.generation
+            self.state_ms = old.state_ms
+        return ()
 
     def enter(self, state: str, now_ms: int) -> None:
         self.state = state

@@ -8,6 +8,8 @@ Rules:
 - A commit inside a transaction counts once the transaction's marker says so, unless a later one counts by then.
 - A deletion takes what was committed before it, also in a transaction that is open, and nothing of what came after it.
   Its records are as many batches as they need: those of a large group do not fit into one.
+- A group that is deleted is found by no request from then on. If its deletion cannot be stored, what is still on disk
+  is there again (coordinator.py), so that it can be deleted again and does not first return after a restart.
 
 Which topics exist and how long metadata may be is the caller's to check.
 """
