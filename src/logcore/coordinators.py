@@ -156,6 +156,15 @@ class Coordinators:
         if registry is not None:
             offsets.forget_topics(registry, topics)
 
+    def forget_stored(self, directory: Directory, topics: set[str]) -> None:
+        """Deletes offsets of topics in the log and the registry. For deletions that a crash has interrupted: no
+        coordinator need exist, and none is made. Raises what reading and writing raises.
+        """
+        from logcore.consumer.groups import forget_stored
+
+        forget_stored(directory, topics)
+        self.forget_registered(directory, topics)
+
     def control(self, directory: Directory) -> None:
         """For the one process of several that does the upkeep: keeps the registry. Raises as Controller.look()."""
         from logcore.directory.controller import Controller

@@ -88,6 +88,8 @@ if TYPE_CHECKING:  # imported in the methods that use them: every user waits for
 
 #: The member under which the directory itself is claimed; no partition directory can have this name.
 _MEMBER: Final = "."
+#: How often tick() tries again to forget the offsets of a deleted topic: it reads those of all groups for it.
+_FORGET_AGAIN_MS: Final = 1_000
 #: Most topics in a repr.
 _SHOWN_TOPICS: Final = 8
 #: Most partitions in an error.
@@ -177,6 +179,8 @@ class LogDir:
         self.given_config = given
         self._make_locks()
         self._partitioners: dict[str, Partitioner] = {}  # by topic, from its first append; see append()
+        self._forgetting: set[str] = set()  # deleted topics whose offsets are being forgotten
+        self._forget_from_ms = 0  # by the steady clock
         self._closed = True  # until _begin() has opened it, close() and __del__ have nothing to do
         self._producer_ids = ProducerIds(fs, path)
         self._incidents = Incidents(fs, on_incident)
@@ -207,6 +211,7 @@ class LogDir:
             if finishes:
                 self._registry.complete()
         self._closed = False
+        self._finish_deletions()
         if finishes:
             from logcore.staging import applying
 
@@ -402,8 +407,13 @@ class LogDir:
         with self._lock:
             self._check_writable()
             self.refresh()
-            if self._registry.deleting_elsewhere.intersection(wanted):
-                self._sharing.finish_elsewhere()
+            left = self._registry.deleting_elsewhere.intersection(wanted)
+        if left:
+            self._forget_left(left)
+        with self._lock:
+            self._check_writable()
+            if left:
+                self._sharing.finish_elsewhere(left)
             with self._sharing.changing():
                 self._registry.create(wanted, check_only=check_only)
 
@@ -488,16 +498,50 @@ class LogDir:
             self.close_logs({name})
             self._sharing.say_deleted(name, topic.numbers)
             claims.close()
-            with self._sharing.changing():
-                self._registry.finish_deleting()
-        # Groups forget their offsets, so a new topic of that name begins without them. Do not hold the lock of the
-        # directory here, because groups take it while they hold theirs.
-        if self._coordinators.has_groups or (OFFSETS_TOPIC in self and not self.has_coordinator):
-            with self._incidents.going_on("deletion", OFFSETS_TOPIC):
-                self._coordinators.groups(self).forget_topics({name})
-        if not self.has_coordinator:
+            self._forgetting.add(name)
+        try:
+            self._finish_deleting()
+            # The files are gone, which has made room on a full disk. The name is free only when the offsets are
+            # forgotten too, so that no crash in between leaves them to a new topic of that name.
             with self._incidents.going_on("deletion", name):
-                self._coordinators.forget_registered(self, {name})
+                self._forget_offsets(name)
+                self._registry.remembered.discard(name)
+                self._finish_deleting()
+        finally:
+            self._forgetting.discard(name)
+
+    def _finish_deleting(self) -> None:
+        with self._lock, self._sharing.changing():
+            self._registry.finish_deleting()
+
+    def _forget_offsets(self, name: str) -> None:
+        """Deletes what was committed for a deleted topic. Raises what that raises. Not under the lock of the directory:
+        groups take it while they hold theirs.
+        """
+        if self._coordinators.has_groups or (OFFSETS_TOPIC in self and not self.has_coordinator):
+            self._coordinators.groups(self).forget_topics({name})
+        if not self.has_coordinator:
+            self._coordinators.forget_registered(self, {name})
+
+    def _forget_left(self, names: set[str]) -> None:
+        """Deletes what was committed for topics whose deletion was begun, by a process that died or in vain. Raises
+        what that raises. Not under the lock of the directory.
+        """
+        forgotten = names - {OFFSETS_TOPIC}  # what was committed is gone with it, and groups may be making it anew
+        if forgotten:
+            self._coordinators.forget_stored(self, forgotten)
+
+    def _finish_deletions(self) -> None:
+        """Forgets the offsets of deleted topics that still have any, and frees their names. What fails is tried again
+        in tick() and at the next opening, and until then the names are taken.
+        """
+        names = self._registry.remembered - self._forgetting
+        if not names:
+            return
+        with self._incidents.going_on("deletion", ", ".join(sorted(names))):
+            self._forget_left(names)
+            self._registry.remembered -= names
+            self._finish_deleting()
 
     def delete_group(self, group_id: str) -> None:
         """Deletes a consumer group with its committed offsets.
@@ -832,8 +876,12 @@ class LogDir:
         if wall_ms is None:
             wall_ms = self._fs.now_ms()
         if self._registry.deleting:
-            with self._lock, self._incidents.going_on("deletion", ", ".join(sorted(self._registry.deleting))):
-                self._registry.finish_deleting()
+            with self._incidents.going_on("deletion", ", ".join(sorted(self._registry.deleting))):
+                self._finish_deleting()
+        clock_ms = self._fs.monotonic_ms()
+        if self._registry.remembered and clock_ms >= self._forget_from_ms:
+            self._forget_from_ms = clock_ms + _FORGET_AGAIN_MS
+            self._finish_deletions()
         # In this order, until one of them has taken the time of a tick.
         if not self._upkeeper.visit_open(wall_ms):
             return

@@ -5,7 +5,10 @@ The random lives are those of tests/support/grouplives.py.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gc
+import itertools
 import os
 import threading
 from collections import Counter
@@ -30,7 +33,7 @@ from logcore.errors import (
     InvalidConfigError,
 )
 from logcore.logdir import LogDir
-from logcore.testing import Fault, FaultPlan, SimulatedDisk
+from logcore.testing import Fault, FaultPlan, SimulatedCrash, SimulatedDisk
 from support.grouplives import ASSIGNORS, INTERVAL_MS, Life, opened
 
 SEED = int(os.environ.get("LOGCORE_TEST_SEED", "0")) or 20_261_125
@@ -705,3 +708,65 @@ def test_a_listener_seeks_and_commits() -> None:
         assert len(moves.refused) == 4
         consumer.close()
         assert [data.committed_offsets("t", number) for number in range(2)] == [{"g": 5}] * 2
+
+
+def _with_a_commit(disk: SimulatedDisk, *, is_shared: bool) -> None:
+    with logcore.open_dir("data", create=True, shared=is_shared, fs=disk) as data:
+        data.create_topic("t", 2)
+        data.append("t", b"old", partition=1)
+        with data.consumer(group_id="g") as consumer:
+            consumer.assign([("t", 1)])
+            consumer.commit({("t", 1): 1})
+
+
+def _committed(data: LogDir) -> object:
+    with data.consumer(group_id="g") as consumer:
+        return consumer.committed([("t", 1)])[("t", 1)]
+
+
+@pytest.mark.parametrize("is_shared", [False, True], ids=["one process", "shared"])
+def test_no_crash_in_a_deletion_leaves_offsets_to_a_new_topic_of_the_name(is_shared: bool) -> None:
+    for stop in itertools.count():
+        disk = SimulatedDisk({"data": None})
+        _with_a_commit(disk, is_shared=is_shared)
+        data = logcore.open_dir("data", shared=is_shared, fs=disk)
+        disk.crash_in(stop)
+        try:
+            data.delete_topic("t")
+        except SimulatedCrash:
+            for state in disk.after_crash(limit=3):
+                with logcore.open_dir("data", shared=is_shared, fs=state) as again:
+                    if "t" not in again:
+                        again.create_topic("t", 2)
+                        assert _committed(again) is None
+            continue
+        disk.crash_in(None)
+        data.close()
+        assert stop > 10
+        return
+
+
+@pytest.mark.parametrize("is_shared", [False, True], ids=["one process", "shared"])
+@pytest.mark.parametrize("is_new", [False, True], ids=["tick", "next opening"])
+def test_a_name_is_taken_until_the_offsets_of_its_topic_are_deleted(is_new: bool, is_shared: bool) -> None:
+    disk = SimulatedDisk({"data": None})
+    _with_a_commit(disk, is_shared=is_shared)
+    with contextlib.ExitStack() as opened_now:
+        data = opened_now.enter_context(logcore.open_dir("data", shared=is_shared, fs=disk))
+        disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, "*__consumer_offsets-0/*.log", times=None))
+        data.delete_topic("t")
+        assert "t" not in data
+        assert not disk.exists("data/t-1")
+        with pytest.raises(logcore.TopicExistsError, match="being deleted"):
+            data.create_topic("t", 2)
+        assert [incident.work for incident in data.incidents()] == ["deletion"]
+        disk.faults = None
+        if is_new:
+            data.close()
+            data = opened_now.enter_context(logcore.open_dir("data", shared=is_shared, fs=disk))
+        else:
+            data.tick()
+        data.create_topic("t", 2)
+        assert _committed(data) is None
+    with logcore.open_dir("data", shared=is_shared, fs=disk) as data:
+        assert _committed(data) is None

@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 import logcore
@@ -154,6 +155,31 @@ def test_what_a_killed_process_left_half_made_is_no_obstacle(data: LogDir, other
     other.call(create, "half")
     assert append(data, "half", b"1") == 0
     assert other.call(values, "half") == [b"1"]
+
+
+def test_what_a_killed_process_left_half_deleted_leaves_no_offsets(data: LogDir, other: Other) -> None:
+    with data.consumer(group_id="g") as consumer:
+        consumer.assign([("t", 0)])
+        consumer.commit({("t", 0): 5})
+        rows = read_topics(OS, data.path)
+        write_topics(OS, data.path, [attrs.evolve(row, is_deleting=row.name == "t" or row.is_deleting) for row in rows])
+        assert "t" not in data.topics()
+        other.call(create, "t")
+        consumer.assign([("t", 0)])
+        assert consumer.committed([("t", 0)]) == {("t", 0): None}
+
+
+def test_a_deletion_that_another_has_finished_takes_nothing_of_a_new_topic(data: LogDir, other: Other) -> None:
+    """The other took the one who deletes for dead, and made the topic again."""
+    topic = data._registry.topic("t")
+    data._registry.start_deleting(topic)
+    data.close_logs({"t"})
+    other.call(create, "t")
+    assert other.call(append, "t", b"new") == 0
+    data._registry.remembered.discard("t")
+    data.tick()
+    assert other.call(values, "t") == [b"new"]
+    assert values(data, "t") == [b"new"]
 
 
 def test_a_killed_process_holds_up_nobody(data: LogDir, other: Other) -> None:

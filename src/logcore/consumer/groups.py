@@ -39,8 +39,9 @@ from logcore.coordination.effects import (
     Timeout,
 )
 from logcore.coordination.group import Group
+from logcore.coordination.offsets import forget_topics
 from logcore.coordination.timers import Timers
-from logcore.errors import DurabilityUnknownError, LogcoreError, TopicExistsError
+from logcore.errors import ConsumerStateError, DurabilityUnknownError, LogcoreError, TopicExistsError
 from logcore.format.grouprecords import Committed, partition_of
 from logcore.fs import FS
 from logcore.groupoffsets import OFFSETS_CONFIG, stored_groups
@@ -95,6 +96,29 @@ def append(log: Log, rows: list[RecordInput], producer: tuple[int, int] | None, 
     if producer is None:
         return append_whole(log.writer, rows, durability=level)
     return append_to_transaction(log.writer, rows, *producer, durability=level)
+
+
+def check_forgotten(results: Iterable[GroupError | None], failure: Exception | None) -> None:
+    """Raises ConsumerStateError unless offsets of deleted topics could be deleted."""
+    error = next((result for result in results if result is not None), None)
+    if error is not None:
+        raise ConsumerStateError("offsets of a deleted topic were not deleted", found=error.name) from failure
+
+
+def forget_stored(directory: Directory, topics: set[str]) -> None:
+    """Deletes what was committed for topics, in the log alone: on disk when it returns. Raises what reading the log and
+    appending to it raises.
+    """
+    if OFFSETS_TOPIC not in directory:
+        return
+    for number in directory.partitions(OFFSETS_TOPIC):
+        log = directory.partition(OFFSETS_TOPIC, number)
+        found = stored_groups([log])
+        for group_id in {**found.offsets, **found.unstable}:
+            group = Group(group_id, offsets=found.offsets.get(group_id, {}), unstable=found.unstable.get(group_id, {}))
+            for effect in forget_topics(group, topics):
+                assert isinstance(effect, Store), "nobody waits"
+                append(log, [(key, value, (), None) for key, value in effect.records], None, "disk")
 
 
 def _size_of(store: Store) -> int:
@@ -277,8 +301,18 @@ class Groups:
         return self._answered(answer, lambda _: self._coordinator.delete(group_id, answer))
 
     def forget_topics(self, names: set[str]) -> None:
-        """Deletes what was committed for topics that are deleted: a new one of that name begins without it."""
-        self._do(lambda _: self._coordinator.forget_topics(names))
+        """Deletes what was committed for topics that are deleted: a new one of that name begins without it.
+
+        Raises ConsumerStateError when that could not be stored.
+        """
+        answers: list[Answer] = []
+
+        def waiter() -> Answer:
+            answers.append(Answer(is_awaited=False))
+            return answers[-1]
+
+        self._do(lambda _: self._coordinator.forget_topics(names, waiter))
+        check_forgotten(map(self._result_of, answers), self.failure)
 
     def expire_offsets(self) -> None:
         """Deletes what was committed and kept long enough; to be called every EXPIRY_CHECK_MS or so."""
@@ -297,6 +331,9 @@ class Groups:
 
     def _answered(self, answer: Answer, step: Callable[[int], Iterable[Effect]]) -> GroupError | None:
         self._do(step)
+        return self._result_of(answer)
+
+    def _result_of(self, answer: Answer) -> GroupError | None:
         if not answer.is_there:
             raise DurabilityUnknownError(
                 "a thread was interrupted that stored records for this one: whether they are stored is not known",

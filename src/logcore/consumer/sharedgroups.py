@@ -33,7 +33,7 @@ from typing import Final
 
 import attrs
 
-from logcore.consumer.groups import Answer, Directory, append, home_of
+from logcore.consumer.groups import Answer, Directory, append, check_forgotten, home_of
 from logcore.consumer.observing import Observations
 from logcore.coordination.coordinator import Coordinator
 from logcore.coordination.effects import (
@@ -289,10 +289,17 @@ class SharedGroups:
         return result
 
     def forget_topics(self, names: set[str]) -> None:
-        """Deletes the offsets committed for deleted topics, so that a new topic of that name begins without them."""
+        """Deletes the offsets committed for deleted topics, so that a new topic of that name begins without them.
+
+        Raises ConsumerStateError when that could not be stored.
+        """
+
+        def ask(coordinator: Coordinator, waiter: str, _: int) -> list[Effect]:
+            return coordinator.forget_topics(names, lambda: waiter) or [Reply(waiter, None)]
+
         with self._lock:
-            for group_id in self._offsets.groups_of(names):
-                self.step(group_id, lambda coordinator, _: coordinator.forget_topics(names))
+            answers = [self.ask(group_id, ask) for group_id in self._offsets.groups_of(names)]
+            check_forgotten([answer.result for answer in answers], self.failure)
 
     def get(self, group_id: str) -> Group | None:
         """A copy of a group in its present state, with offsets; None if there is none. Raises what reading raises."""
@@ -775,11 +782,17 @@ class _Offsets:
         return next((found.groups[group_id] for found in self._found.values() if group_id in found.groups), None)
 
     def groups_of(self, topics: set[str]) -> list[str]:
-        """All groups with committed offsets of these topics, even if they were never read."""
+        """All groups with offsets of these topics, also in an open transaction, and even if they were never read."""
         self._look_at_all()
-        return sorted(
-            name for found in self._found.values() for name, offsets in found.offsets.items() if topics & offsets.keys()
-        )
+        found = [(name, topic) for each in self._found.values() for name, of in each.offsets.items() for topic in of]
+        found += [
+            (name, topic)
+            for each in self._found.values()
+            for name, producers in each.unstable.items()
+            for keys in producers.values()
+            for topic, _ in keys
+        ]
+        return sorted({name for name, topic in found if topic in topics})
 
     def all(self) -> set[str]:
         """All groups in the logs, even if they were never read."""

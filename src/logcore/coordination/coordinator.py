@@ -51,6 +51,10 @@ from logcore.format.grouprecords import Committed, StoredGroup
 EXPIRY_CHECK_MS: Final = 600_000
 
 
+def _nobody() -> None:
+    return None
+
+
 def _no_patterns(pattern: str) -> Callable[[str], bool]:
     raise ValueError("regular expressions are not served here")
 
@@ -417,9 +421,14 @@ class Coordinator:
         self._drop_deleted(group)
         return effects
 
-    def forget_topics(self, names: set[str]) -> list[Effect]:
-        """Deletes what was committed for topics that are deleted."""
-        return [effect for group in [*self.all(), *self._dying] for effect in offsets.forget_topics(group, names)]
+    def forget_topics(self, names: set[str], new_waiter: Callable[[], Waiter | None] = _nobody) -> list[Effect]:
+        """Deletes what was committed for topics that are deleted. new_waiter: gives who waits for the deletion of each
+        group that has such offsets.
+        """
+        effects: list[Effect] = []
+        for group in [*self.all(), *self._dying]:
+            effects += offsets.forget_topics(group, names, new_waiter)
+        return effects
 
     def expire_offsets(self, now_ms: int) -> list[Effect]:
         """To be called every EXPIRY_CHECK_MS or so."""

@@ -16,7 +16,7 @@ Which topics exist and how long metadata may be is the caller's to check.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from logcore.coordination import heartbeats, membership
@@ -173,15 +173,19 @@ def deleted(group: Group, done: OffsetsDeleted, error: GroupError | None) -> lis
     return [Reply(done.waiter, error)]
 
 
-def forget_topics(group: Group, names: set[str]) -> list[Effect]:
+def forget_topics(
+    group: Group, names: set[str], new_waiter: Callable[[], Waiter | None] = lambda: None
+) -> list[Effect]:
     """Deletes the offsets of deleted topics, at once: a new topic of such a name begins without any. Commits on their
-    way to the disk are not seen any more.
+    way to the disk are not seen any more. new_waiter: called if there is something to delete.
     """
     keys = group.keys_of(names)
+    if not keys:
+        return []
     order = group.next_order()
     group.forget(keys, order)
     group.applied.update((key, order) for key in keys if key in group.storing)
-    return delete(group, keys, None)
+    return delete(group, keys, new_waiter())
 
 
 def expire(group: Group, now_ms: int) -> list[Effect]:

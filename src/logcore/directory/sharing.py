@@ -112,17 +112,19 @@ class Sharing:
     def _is_other(before: uuid.UUID | None, topic: TopicEntry | None) -> bool:
         return before is not None and topic is not None and topic.topic_id is not None and topic.topic_id != before
 
-    def finish_elsewhere(self) -> None:
-        """Removes the topics that dead processes have left half made or half deleted. Not inside changing()."""
+    def finish_elsewhere(self, names: Collection[str]) -> None:
+        """Removes topics that dead processes have left half made or half deleted, and whose offsets are forgotten. Not
+        inside changing().
+        """
         if self._claim is None or not self.is_shared:
             return
         with self.changing():
             left = {row.name: row for row in read_topics(self._fs, self._registry.path) if row.is_deleting}
-        for name, row in left.items():
-            if name not in self._registry.deleting:
-                self.say_deleted(name, row.numbers)
+        ours = {name: row for name, row in left.items() if name in names and name not in self._registry.deleting}
+        for name, row in ours.items():
+            self.say_deleted(name, row.numbers)
         with self.changing():
-            self._registry.finish_rows(set(left) - set(self._registry.deleting))
+            self._registry.finish_rows(set(ours))
             self._seen = None
             self.look()
 

@@ -3,6 +3,8 @@
 Rules:
 - A topic exists whole or not at all: `logcore.topics` calls it deleting before its first directory is made and before
   the first is removed, and is replaced in one step. Directories that Kafka or a copy put there are topics too.
+- A name is free again once nobody has a committed offset of the topic that had it: the row of a deleted topic stays
+  until the directory says that these are forgotten. So a new topic of the name begins without them after any crash.
 - Names and settings are checked before there is any effect.
 - Links are not followed.
 
@@ -92,7 +94,8 @@ class Directory(Protocol):
 
 class TopicRegistry:
     """The topics of one directory. known: by name. version: another number after each change of it. deleting: deleted
-    topics whose files still exist.
+    topics whose files still exist, or whose offsets do. emptied: those of them without files. remembered: those of them
+    whose offsets may still exist.
     """
 
     def __init__(
@@ -115,6 +118,8 @@ class TopicRegistry:
         self.known: dict[str, TopicEntry] = {}
         self.version = 0
         self.deleting: dict[str, TopicEntry] = {}
+        self.emptied: set[str] = set()
+        self.remembered: set[str] = set()
         self.deleting_elsewhere: set[str] = set()  # by other processes that share the directory
 
     # -- what there is -----------------------------------------------------------------------------------------------
@@ -160,7 +165,10 @@ class TopicRegistry:
         return found
 
     def finish_interrupted(self) -> None:
-        """Ends deletions that a crash ended, and undoes what it left half made."""
+        """Ends deletions that a crash ended, and undoes what it left half made.
+
+        Rows of deleted topics stay, in `deleting` and `remembered`, for finish_deleting().
+        """
         topics = read_topics(self._fs, self.path)
         present: dict[str, list[int]] = {}
         if any(topic.is_deleting for topic in topics):
@@ -172,8 +180,10 @@ class TopicRegistry:
         # The rows go last: should this be cut off too, the next opening begins again.
         if undone:
             self._remove_partitions(undone)
-            kept = [attrs.evolve(topic, adding=0) for topic in topics if not topic.is_deleting]
-            write_topics(self._fs, self.path, kept)
+            write_topics(self._fs, self.path, [attrs.evolve(topic, adding=0) for topic in topics])
+            self.deleting = {topic.name: topic for topic in topics if topic.is_deleting}
+            self.emptied = {*self.deleting}
+            self.remembered = {*self.deleting}
         # Directories that were renamed out of the way, and not removed any more.
         for name in self._fs.listdir(self.path):
             if is_deleted_partition(name):
@@ -349,9 +359,10 @@ class TopicRegistry:
         self.known[name] = changed
 
     def start_deleting(self, topic: TopicEntry) -> None:
-        """Deletes a topic, in one step; finish_deleting() removes its files."""
+        """Deletes a topic, in one step; finish_deleting() removes its files, and its row if it is not `remembered`."""
         self.save(deleting=[topic], makes_room=True)
         self.deleting[topic.name] = self.known.pop(topic.name)
+        self.remembered.add(topic.name)
         self.version += 1
 
     def finish_deleting(self) -> None:
@@ -363,13 +374,32 @@ class TopicRegistry:
 
         # Out of staged writes first: finishing one that is half in place needs the directories of all its topics. The
         # row of the file last: as long as it exists, the next opening ends the deletion.
-        doomed = dict(self.deleting)
-        self._directory.close_logs(doomed)
-        applying.drop_topics(self._fs, self.path, doomed)
-        self._remove_partitions({name: topic.numbers for name, topic in doomed.items()})
-        for name in doomed:
-            del self.deleting[name]
-        self.save(makes_room=True)
+        self._drop_finished()
+        doomed = {name: topic for name, topic in self.deleting.items() if name not in self.emptied}
+        if doomed:
+            self._directory.close_logs(doomed)
+            applying.drop_topics(self._fs, self.path, doomed)
+            self._remove_partitions({name: topic.numbers for name, topic in doomed.items()})
+            self.emptied.update(doomed)
+        done = self.emptied - self.remembered
+        if done:
+            for name in done:
+                self._drop(name)
+            self.save(makes_room=True)
+
+    def _drop(self, name: str) -> None:
+        del self.deleting[name]
+        self.emptied.discard(name)
+        self.remembered.discard(name)
+
+    def _drop_finished(self) -> None:
+        """Passes over deletions that another process has finished: a topic of the name may be its, and new."""
+        if self._claim is None or not self._claim.is_shared:
+            return
+        left = {row.name: row.topic_id for row in read_topics(self._fs, self.path) if row.is_deleting}
+        for name, topic in [*self.deleting.items()]:
+            if name not in left or left[name] != topic.topic_id:
+                self._drop(name)
 
     def finish_rows(self, names: set[str]) -> None:
         """Removes the files of topics that a process was deleting when it died."""
