@@ -280,6 +280,37 @@ def test_a_named_member_is_checked(broker: StillBroker) -> None:
     assert commit_offset(broker, who, 5, generation_id=3, member_id="m") == codes.ILLEGAL_GENERATION
 
 
+@pytest.mark.parametrize("named", [{"member_id": "m"}, {"group_instance_id": "i"}])
+@pytest.mark.parametrize("is_new", [True, False], ids=["unknown group", "empty group"])
+def test_who_names_no_generation_commits_for_a_group_without_members(
+    broker: StillBroker, is_new: bool, named: dict[str, str]
+) -> None:
+    who = begin(broker)
+    add_group(broker, who)
+    if not is_new:
+        assert commit_offset(broker, who, 4) == 0
+    assert commit_offset(broker, who, 5, **named) == 0
+    end(broker, who)
+    assert fetch_offset(broker) == (0, 5)
+
+
+@pytest.mark.parametrize("named", [{"member_id": "n"}, {"group_instance_id": "i"}])
+def test_who_names_no_generation_is_checked_where_there_are_members(broker: StillBroker, named: dict[str, str]) -> None:
+    joined = broker.ask(
+        wire.CONSUMER_GROUP_HEARTBEAT,
+        1,
+        group_id="g",
+        member_id="m",
+        rebalance_timeout_ms=1_000,
+        subscribed_topic_names=["t"],
+        topic_partitions=[],
+    )
+    assert joined.error_code == 0
+    who = begin(broker)
+    add_group(broker, who)
+    assert commit_offset(broker, who, 5, **named) == codes.UNKNOWN_MEMBER_ID
+
+
 @pytest.mark.parametrize(
     ("member_id", "epoch", "code"),
     [("m", 1, codes.NONE), ("m", 2, codes.ILLEGAL_GENERATION), ("n", 1, codes.UNKNOWN_MEMBER_ID)],

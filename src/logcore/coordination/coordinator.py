@@ -355,7 +355,8 @@ class Coordinator:
     ) -> list[Effect]:
         """As commit_as(), for offsets that count when the transaction of producer, an id and an epoch, commits.
 
-        A member is checked only where one is named (broker reference 3.7).
+        A member is checked only where one is named (broker reference 3.7), and without a generation only in a group
+        that has members, as in commit_as().
         """
         error = None
         if who.is_member:
@@ -366,6 +367,8 @@ class Coordinator:
 
     def _check_producer(self, who: Committer) -> GroupError | None:
         group = self._groups.get(who.group_id)
+        if who.generation < 0 and (group is None or group.state == EMPTY):
+            return None
         if group is None:
             return GroupError.ILLEGAL_GENERATION
         return group.check_committer(who.member_id, who.instance_id, who.generation)
