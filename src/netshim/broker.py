@@ -91,8 +91,8 @@ def tells(frame: memoryview) -> bool:
 
 class Broker:
     """One broker over a LogDir that is open for writing. submit(work, done): runs work where it may wait for the disk,
-    then calls done(result or exception) in the broker's thread. new_id: gives the part of a member id that no other
-    has.
+    then, in the broker's thread, tells state.hear() the time and calls done(result or exception). new_id: gives the
+    part of a member id that no other has.
     """
 
     def __init__(
@@ -213,6 +213,7 @@ class Broker:
 
     def tick(self, now_ms: int) -> None:
         """Does what is due: answers those who have waited long enough, ends sessions, notices appends by others."""
+        self.state.hear(now_ms)
         self.state.transactions.begin(now_ms)
         self.state.timers.run(now_ms)
         self.state.journal.tick(now_ms)

@@ -129,14 +129,10 @@ class Groups:
         self._timers: dict[tuple[Group, Timeout], int] = {}  # tokens of the broker's timers
         self._effects: deque[Effect] = deque()  # not carried out yet
         self._is_acting = False
-        self._now_ms = 0  # of the latest call; used for effects when work on the disk ends
         self._is_loaded = False
         self._loading: list[Failed] | None = None  # waiting callers of load(); None while it does not run
 
     # -- effects
-
-    def _hear(self, now_ms: int) -> None:
-        self._now_ms = max(self._now_ms, now_ms)
 
     def _act(self, effects: Iterable[Effect]) -> None:
         """Carries out effects, after those that came before them."""
@@ -156,7 +152,7 @@ class Groups:
                 _tell(waiter, result)
             case Store(group, records):
                 done = partial(self._have_stored, effect)
-                self._topic.append(group.group_id, [*records], self._now_ms, done, effect.producer)
+                self._topic.append(group.group_id, [*records], self._state.now_ms, done, effect.producer)
             case At(group, timeout, at_ms):
                 self._cancel(group, timeout)
                 token = self._state.timers.at(at_ms, partial(self._time_out, group, timeout))
@@ -170,10 +166,10 @@ class Groups:
         line = news_of(effect)
         if line is not None:
             kind, text, values = line
-            self._state.journal.say(logging.INFO, f"group {kind}", self._now_ms, text, *values)
+            self._state.journal.say(logging.INFO, f"group {kind}", self._state.now_ms, text, *values)
 
     def _have_stored(self, effect: Store, error: GroupError | None) -> None:
-        self._act(self._coordinator.stored(effect, error, self._now_ms))
+        self._act(self._coordinator.stored(effect, error, self._state.now_ms))
 
     def _cancel(self, group: Group, timeout: Timeout) -> None:
         token = self._timers.pop((group, timeout), None)
@@ -181,7 +177,7 @@ class Groups:
             self._state.timers.cancel(token)
 
     def _time_out(self, group: Group, timeout: Timeout, now_ms: int) -> None:
-        self._hear(now_ms)
+        self._state.hear(now_ms)
         del self._timers[group, timeout]
         self._act(self._coordinator.timed_out(group, timeout, now_ms))
 
@@ -210,7 +206,7 @@ class Groups:
 
     def load(self, now_ms: int, done: Failed) -> None:
         """Reads the stored groups, once; done(None) once they are known, done(error) if they cannot be read."""
-        self._hear(now_ms)
+        self._state.hear(now_ms)
         if self._is_loaded:
             done(None)
         elif self._loading is not None:
@@ -234,9 +230,9 @@ class Groups:
         self._loading = None
         error = None
         if found is None:
-            self._act(self._coordinator.begin_sessions(self._now_ms))
+            self._act(self._coordinator.begin_sessions(self._state.now_ms))
             self._is_loaded = True
-            self._check_later(self._now_ms)
+            self._check_later(self._state.now_ms)
         else:
             _log.error("%s cannot be read, so no group can be served: %s", OFFSETS_TOPIC, found)
             error = GroupError.COORDINATOR_NOT_AVAILABLE
@@ -247,7 +243,7 @@ class Groups:
         self._state.timers.at(now_ms + EXPIRY_CHECK_MS, self._check_expiry)
 
     def _check_expiry(self, now_ms: int) -> None:
-        self._hear(now_ms)
+        self._state.hear(now_ms)
         self._check_later(now_ms)
         self._act(self._coordinator.expire_offsets(now_ms))
 
@@ -267,19 +263,19 @@ class Groups:
 
     def join(self, request: Join, now_ms: int, done: Callable[[Result], None]) -> None:
         """Calls done(Joined or JoinRefused). Here, as in the methods below, done may run before the method returns."""
-        self._hear(now_ms)
+        self._state.hear(now_ms)
         self._act(self._coordinator.join(request, done, now_ms))
 
     def sync(self, request: Sync, now_ms: int, done: Callable[[Result], None]) -> None:
         """Calls done(Synced or GroupError)."""
-        self._hear(now_ms)
+        self._state.hear(now_ms)
         self._act(self._coordinator.sync(request, done, now_ms))
 
     def beat(self, request: Beat, now_ms: int, done: Callable[[Result], None], *, may_lack_id: bool) -> None:
         """A heartbeat of the consumer protocol: calls done(Beaten or BeatRefused). may_lack_id: a new member without an
         id gets one of 22 characters, as in Kafka.
         """
-        self._hear(now_ms)
+        self._state.hear(now_ms)
         if may_lack_id and not request.member_id and request.member_epoch == 0:
             digest = hashlib.blake2b(self._new_id().encode(), digest_size=16).digest()
             request = attrs.evolve(request, member_id=base64.urlsafe_b64encode(digest).decode().rstrip("="))
@@ -288,20 +284,20 @@ class Groups:
     def heartbeat(
         self, group_id: str, member_id: str, instance_id: str | None, generation: int, now_ms: int
     ) -> GroupError | None:
-        self._hear(now_ms)
+        self._state.hear(now_ms)
         error, effects = self._coordinator.heartbeat(group_id, member_id, instance_id, generation, now_ms)
         self._act(effects)
         return error
 
     def leave(self, group_id: str, members: Sequence[tuple[str, str | None]], now_ms: int) -> list[GroupError | None]:
-        self._hear(now_ms)
+        self._state.hear(now_ms)
         results, effects = self._coordinator.leave(group_id, members, now_ms)
         self._act(effects)
         return results
 
     def commit(self, who: Committer, offsets: Mapping[OffsetKey, Committed], now_ms: int, done: Failed) -> None:
         """Calls done(None) once the offsets are on disk and visible; done(error) if not, or if `who` may not commit."""
-        self._hear(now_ms)
+        self._state.hear(now_ms)
         self._act(self._coordinator.commit_as(who, offsets, done, now_ms))
 
     def commit_in_transaction(
@@ -313,7 +309,7 @@ class Groups:
         done: Failed,
     ) -> None:
         """Like commit(), for offsets that take effect when the producer's transaction commits. producer: id, epoch."""
-        self._hear(now_ms)
+        self._state.hear(now_ms)
         self._act(self._coordinator.commit_in_transaction_as(who, producer, offsets, done))
 
     def transaction_ended(self, producer_id: int, number: int, *, commit: bool) -> None:
@@ -325,19 +321,19 @@ class Groups:
 
     def delete_offsets(self, group_id: str, keys: Sequence[OffsetKey], now_ms: int, done: Failed) -> None:
         """Deletes offsets of an existing group."""
-        self._hear(now_ms)
+        self._state.hear(now_ms)
         group = self._coordinator.get(group_id)
         assert group is not None, group_id
         self._act(self._coordinator.delete_offsets(group, keys, done))
 
     def delete(self, group_id: str, now_ms: int, done: Failed) -> None:
         """Deletes an empty group with its offsets."""
-        self._hear(now_ms)
+        self._state.hear(now_ms)
         self._act(self._coordinator.delete(group_id, done))
 
     def topics_deleted(self, names: set[str], now_ms: int) -> None:
         """Deletes the offsets committed for deleted topics."""
-        self._hear(now_ms)
+        self._state.hear(now_ms)
         if OFFSETS_TOPIC in names:
             self._act(self._coordinator.unload())
             return
@@ -350,7 +346,7 @@ class Groups:
 
     def stop(self, now_ms: int) -> None:
         """Answers all requests that wait for other members. Requests that wait for the disk are answered after it."""
-        self._hear(now_ms)
+        self._state.hear(now_ms)
         self._act(self._coordinator.stop())
 
 

@@ -475,11 +475,15 @@ class Server:
     # -- the broker's host ---------------------------------------------------------------------------------------
 
     def _submit(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        def tell(outcome: Any) -> None:
+            self.broker.state.hear(self.now_ms())
+            done(outcome)
+
         def finished(future: Any) -> None:
             outcome = future.exception()
             if outcome is None:
                 outcome = future.result()
-            self.loop.call_soon_threadsafe(done, outcome)
+            self.loop.call_soon_threadsafe(tell, outcome)
 
         self._pool.submit(work).add_done_callback(finished)
 

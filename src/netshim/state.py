@@ -3,7 +3,8 @@
 Rules:
 - One thread. Everything here is called from the broker's thread, except the work given to `submit`.
 - Nothing here reads a clock or waits: the time comes with each call, what must happen later is a timer or an Answer
-  (waiting.py).
+  (waiting.py). Before the host calls back with the result of submitted work it tells the time with hear(): a disk may
+  have stalled for longer than a session lasts.
 - Work that asks the disk to sync goes through `submit`, which may run it in another thread and calls back in this one.
 
 This module speaks no protocol (handlers do) and opens no socket (server.py does).
@@ -91,6 +92,7 @@ class State:
         self.fetches = Waiting()
         self.syncs = Syncs(submit, policy_waits=logdir.durability.waits)
         self.is_stopping = False
+        self.now_ms = 0  # the latest time heard of
         self.groups: Any = None  # set by the broker; groups know the state, not the other way round
         self.transactions: Any = None  # the same
         self._follows = False  # whether a timer will look at partitions that others append to
@@ -102,6 +104,9 @@ class State:
         self._next_in_line: deque[_InLine] = deque()  # those that are first in all their lines
         self._is_starting = False
         self._failures: Mapping[Key, LogcoreError] = {}  # of the logs that were opened for the call under way
+
+    def hear(self, now_ms: int) -> None:
+        self.now_ms = max(self.now_ms, now_ms)
 
     @property
     def node_id(self) -> int:

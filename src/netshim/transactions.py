@@ -87,7 +87,6 @@ class TransactionHost:
         self._timers: dict[str, int] = {}  # tokens of the broker's timers
         self._effects: deque[tuple[Transactions, Effect]] = deque()  # not carried out yet
         self._is_acting = False
-        self._now_ms = 0  # of the latest call, for effects of work that the disk has finished
         self._is_loaded = False
         self._loading: list[Callable[[bool], None]] | None = None
         self._has_begun = False
@@ -97,9 +96,6 @@ class TransactionHost:
         return Transactions(self._state.settings.transaction_max_timeout_ms)
 
     # -- effects
-
-    def _hear(self, now_ms: int) -> None:
-        self._now_ms = max(self._now_ms, now_ms)
 
     def _act(self, effects: Iterable[Effect]) -> None:
         """Carries out effects, after those that came before them."""
@@ -122,10 +118,12 @@ class TransactionHost:
             case Store():
                 self._append(coordinator, effect)
             case WriteMarkers():
-                Markers(self._state, coordinator, effect, self._now_ms, partial(self._have_marked, effect)).write()
+                Markers(
+                    self._state, coordinator, effect, self._state.now_ms, partial(self._have_marked, effect)
+                ).write()
             case AbortOrphan(producer_id, epoch, partitions):
                 markers = WriteMarkers(Transaction(""), producer_id, epoch, False, partitions)
-                Markers(self._state, None, markers, self._now_ms, lambda *_: None).write()
+                Markers(self._state, None, markers, self._state.now_ms, lambda *_: None).write()
             case TakeProducerId():
                 self._state.take_producer_id(partial(self._have_taken, coordinator, effect))
             case At(name, at_ms):
@@ -137,7 +135,7 @@ class TransactionHost:
                 self._state.journal.say(
                     logging.WARNING,
                     "transaction timed out",
-                    self._now_ms,
+                    self._state.now_ms,
                     "the transaction of %s was open too long and is aborted",
                     shown(name),
                 )
@@ -146,7 +144,7 @@ class TransactionHost:
         name = effect.transaction.transactional_id
         key = transaction_key(name)
         value = None if effect.stored is None else transaction_value(effect.stored)
-        now_ms = self._now_ms
+        now_ms = self._state.now_ms
 
         def write(log: Log) -> Receipt:
             if coordinator.is_over:  # a record before this one failed, and another coordinator reads the stored records
@@ -156,16 +154,16 @@ class TransactionHost:
         def done(error: Exception | None) -> None:
             if error is not None and not coordinator.is_over:
                 _log.error("%s: a record of %r was not stored: %s", TRANSACTIONS_TOPIC, name, error)
-            self._act(coordinator.stored(effect, self._now_ms, failed=error is not None))
+            self._act(coordinator.stored(effect, self._state.now_ms, failed=error is not None))
 
         self._topic.append(name, len(key) + len(value or b"") + 32, write, now_ms, done)
 
     def _have_marked(self, effect: WriteMarkers, coordinator: Transactions, left: frozenset[Partition]) -> None:
-        self._act(coordinator.marked(effect, left, self._now_ms))
+        self._act(coordinator.marked(effect, left, self._state.now_ms))
 
     def _have_taken(self, coordinator: Transactions, effect: TakeProducerId, result: Any) -> None:
         producer_id = result if isinstance(result, int) else None
-        self._act(coordinator.taken(effect, producer_id, self._now_ms))
+        self._act(coordinator.taken(effect, producer_id, self._state.now_ms))
 
     def _cancel(self, name: str) -> None:
         token = self._timers.pop(name, None)
@@ -173,14 +171,14 @@ class TransactionHost:
             self._state.timers.cancel(token)
 
     def _time_out(self, name: str, now_ms: int) -> None:
-        self._hear(now_ms)
+        self._state.hear(now_ms)
         del self._timers[name]
         self._act(self._coordinator.timed_out(name, now_ms))
 
     def _begin_again(self) -> None:
         self._coordinator = self._new()
         self._is_loaded = False
-        self._state.timers.at(self._now_ms + RETRY_MS, lambda now_ms: self.load(now_ms, lambda _: None))
+        self._state.timers.at(self._state.now_ms + RETRY_MS, lambda now_ms: self.load(now_ms, lambda _: None))
 
     # -- loading
 
@@ -199,7 +197,7 @@ class TransactionHost:
 
     def load(self, now_ms: int, done: Callable[[bool], None]) -> None:
         """done(True) when what is stored is known, done(False) when it cannot be read now."""
-        self._hear(now_ms)
+        self._state.hear(now_ms)
         if self._is_loaded:
             done(True)
         elif self._loading is not None:
@@ -235,7 +233,9 @@ class TransactionHost:
             self._expects_orphans = False
             self._act(found)
             if is_first:
-                self._state.timers.at(self._now_ms + EXPIRY_CHECK_MS, partial(self._check_expiry, self._coordinator))
+                self._state.timers.at(
+                    self._state.now_ms + EXPIRY_CHECK_MS, partial(self._check_expiry, self._coordinator)
+                )
         else:
             _log.error("%s cannot be read, so no transaction can be served: %s", TRANSACTIONS_TOPIC, found)
         for done in waiting:
@@ -244,7 +244,7 @@ class TransactionHost:
     def _check_expiry(self, coordinator: Transactions, now_ms: int) -> None:
         if coordinator is not self._coordinator:
             return
-        self._hear(now_ms)
+        self._state.hear(now_ms)
         self._state.timers.at(now_ms + EXPIRY_CHECK_MS, partial(self._check_expiry, coordinator))
         self._act(coordinator.expire(now_ms))
 
@@ -252,7 +252,7 @@ class TransactionHost:
 
     def ask(self, request: Request, now_ms: int, done: Done) -> None:
         """done(an Identity, None or a TransactionError), maybe before this returns. load() has to have succeeded."""
-        self._hear(now_ms)
+        self._state.hear(now_ms)
         if self._is_loaded:
             self._act(self._coordinator.ask(request, done, now_ms))
         else:  # the coordinator of before is over, and the next one has not read what is stored
@@ -287,14 +287,14 @@ class TransactionHost:
         told: Callable[[Partition, Exception | None], None],
     ) -> None:
         """Writes markers for an admin tool, whatever this coordinator knows of the producer; told: called for each."""
-        self._hear(now_ms)
+        self._state.hear(now_ms)
         Markers(
             self._state, None, effect, now_ms, lambda *_: None, coordinator_epoch=coordinator_epoch, told=told
         ).write()
 
     def stop(self, now_ms: int) -> None:
         """Answers all requests that wait. Records on their way to the disk are found by the next broker."""
-        self._hear(now_ms)
+        self._state.hear(now_ms)
         self._act(self._coordinator.end())
 
 

@@ -202,6 +202,18 @@ def test_who_never_syncs_is_dropped(rig: Rig) -> None:
     assert rig.beat(first, 2) == codes.REBALANCE_IN_PROGRESS
 
 
+def test_a_session_begins_when_a_disk_that_stalled_is_done(rig: Rig) -> None:
+    member_id = rig.join().value.member_id
+    rig.holds_disk = True
+    synced = rig.sync(member_id, 1, {member_id: b"x"})
+    rig.sleep(2 * SESSION_MS - 100)
+    assert not synced.is_set
+    rig.finish_disk()
+    assert code_of(synced) == 0
+    rig.sleep(SESSION_MS - 1)
+    assert rig.beat(member_id, 1) == 0
+
+
 @in_both_homes
 def test_a_silent_member_expires_and_the_others_rebalance(rig: Rig) -> None:
     ids, generation = rig.form(2)

@@ -101,12 +101,12 @@ class Rig:
         else:
             self._run(work, done)
 
-    @staticmethod
-    def _run(work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+    def _run(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
         try:
             result = work()
         except Exception as error:
             result = error
+        self.state.hear(self.now_ms)
         done(result)
 
     def finish_disk(self) -> None:
