@@ -770,3 +770,42 @@ def test_a_name_is_taken_until_the_offsets_of_its_topic_are_deleted(is_new: bool
         assert _committed(data) is None
     with logcore.open_dir("data", shared=is_shared, fs=disk) as data:
         assert _committed(data) is None
+
+
+@pytest.mark.parametrize("instance_id", [None, "i"])
+@pytest.mark.parametrize("end", [Consumer.close, Consumer.unsubscribe])
+@pytest.mark.parametrize("is_shared", [False, True], ids=["one process", "shared"])
+def test_who_ends_before_its_first_join_is_answered_is_no_member(
+    is_shared: bool, end: Any, instance_id: str | None
+) -> None:
+    disk = SimulatedDisk({"data": None})
+    with logcore.open_dir("data", create=True, shared=is_shared, fs=disk) as data:
+        data.create_topic("t", 2)
+        (first,) = consumers(data, 1)
+        poll_all([first])
+        (brief,) = consumers(data, 1, group_instance_id=instance_id)
+        brief.poll(0)
+        end(brief)
+        poll_all([first])
+        assert shares([first]) == [[0, 1]]
+        (last,) = consumers(data, 1)
+        poll_all([first, last])
+        assert sorted(map(len, shares([first, last]))) == [1, 1]
+        for consumer in (first, brief, last):
+            consumer.close()
+
+
+@pytest.mark.parametrize("is_shared", [False, True], ids=["one process", "shared"])
+def test_who_ends_before_it_has_read_the_answer_to_its_first_join_is_no_member(is_shared: bool) -> None:
+    disk = SimulatedDisk({"data": None})
+    with logcore.open_dir("data", create=True, shared=is_shared, fs=disk) as data:
+        data.create_topic("t", 2)
+        (first,) = consumers(data, 1)
+        poll_all([first])
+        (brief,) = consumers(data, 1)
+        brief.poll(0)
+        first.poll(0)
+        brief.close()
+        poll_all([first])
+        assert shares([first]) == [[0, 1]]
+        first.close()

@@ -493,6 +493,31 @@ def test_an_old_member_that_is_gone_stays_so_where_a_new_one_could_not_be_stored
     assert member_id not in world.group.members
 
 
+def test_who_withdraws_its_join_is_removed_and_a_static_member_is_absent() -> None:
+    world = World()
+    (first,), _ = world.form()
+    newcomer = world.join()
+    world.act(world.coordinator.withdraw("g", newcomer, world.now_ms))
+    assert world.replies[newcomer].error is GroupError.UNKNOWN_MEMBER_ID
+    assert list(world.group.members) == [first]
+    static = world.join(instance="s", absence_ms=2_000)
+    world.join(first)
+    world.settle()
+    member_id = world.replies[static].member_id
+    world.join()  # a rebalance begins
+    back = world.join(instance="s", absence_ms=2_000)
+    world.act(world.coordinator.withdraw("g", back, world.now_ms))
+    assert world.replies[back].error is GroupError.UNKNOWN_MEMBER_ID
+    assert member_id not in world.group.members
+    member_id = world.group.static["s"]
+    world.sleep(1_999)
+    assert member_id in world.group.members
+    world.sleep(1)
+    assert member_id not in world.group.members
+    world.act(world.coordinator.withdraw("g", back, world.now_ms))
+    world.act(world.coordinator.withdraw("nothing", back, world.now_ms))
+
+
 def test_a_member_whose_session_says_when_it_is_gone_is_never_absent() -> None:
     world = World()
     member_id = world.replies[world.join(instance="s")].member_id

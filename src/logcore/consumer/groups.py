@@ -227,6 +227,10 @@ class Groups:
         """A static member is closed, and may come back."""
         self._do(lambda now_ms: self._coordinator.absent(group_id, [member_id], now_ms))
 
+    def withdraw(self, group_id: str, joining: Answer) -> None:
+        """Who asked to join and waits for this is closed. Nothing happens if the answer is there."""
+        self._do(lambda now_ms: self._coordinator.withdraw(group_id, joining, now_ms))
+
     def commit(
         self, who: Committer, offsets: Mapping[OffsetKey, Committed], producer: tuple[int, int] | None = None
     ) -> GroupError | None:

@@ -152,6 +152,11 @@ class GroupMember:
 
     def leave(self) -> None:
         """Gives its place up; a static member keeps it for its session timeout."""
+        if not self.member_id and self._joining is not None:
+            # The group knows it already, and would wait for it. If the answer has come meanwhile, it has its id there.
+            self._groups.withdraw(self.group_id, self._joining)
+            if isinstance(self._joining.result, Joined):
+                self.member_id = self._joining.result.member_id
         if self.member_id and self.instance_id is None:
             self._groups.leave(self.group_id, self.member_id, None)
         elif self.member_id:

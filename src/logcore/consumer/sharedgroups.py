@@ -203,6 +203,16 @@ class SharedGroups:
         """Notes that a static member is closed and may come back."""
         self.step(group_id, lambda coordinator, now_ms: coordinator.absent(group_id, [member_id], now_ms))
 
+    def withdraw(self, group_id: str, joining: Answer) -> None:
+        """Withdraws the request to join that this is the answer of. If the answer is there, or is found now, nothing
+        happens.
+        """
+        with self._lock:
+            waiting = self._answers.get(group_id, {})
+            waiter = next((waiter for waiter, answer in waiting.items() if answer is joining), None)
+            if waiter is not None:
+                self.step(group_id, lambda coordinator, now_ms: coordinator.withdraw(group_id, waiter, now_ms))
+
     def commit(
         self, who: Committer, offsets: Mapping[OffsetKey, Committed], producer: tuple[int, int] | None = None
     ) -> GroupError | None:

@@ -311,6 +311,15 @@ class Coordinator:
             return []
         return membership.absent(group, member_ids, now_ms, rules=self._rules)
 
+    def withdraw(self, group_id: str, waiter: Waiter, now_ms: int) -> list[Effect]:
+        """As membership.withdraw()."""
+        group = self._groups.get(group_id)
+        if group is None or group.consumers is not None:
+            return []
+        effects = membership.withdraw(group, waiter, now_ms, rules=self._rules)
+        self._drop_if_dead(group)
+        return effects
+
     # -- offsets
 
     def check_commit(self, who: Committer, now_ms: int) -> tuple[GroupError | None, list[Effect]]:

@@ -167,6 +167,21 @@ def absent(group: Group, member_ids: Iterable[str], now_ms: int, *, rules: Rules
     return step.effects
 
 
+def withdraw(group: Group, waiter: Waiter, now_ms: int, *, rules: Rules) -> list[Effect]:
+    """Whoever waits with this for the answer to its join is gone, and may not know its id yet.
+
+    A static member that had a place before keeps it for its absence_ms. Nothing happens if it has been answered.
+    """
+    member = next((one for one in group.members.values() if one.joining == waiter), None)
+    if member is None:
+        return []
+    if member.instance_id is None or member.is_new:
+        return leave(group, [(member.member_id, None)], now_ms, rules=rules)[1]
+    step = Step(group, rules, now_ms)
+    step.end_join(member, GroupError.UNKNOWN_MEMBER_ID)
+    return [*step.effects, *absent(group, [member.member_id], now_ms, rules=rules)]
+
+
 def timed_out(group: Group, timeout: Timeout, now_ms: int, *, rules: Rules) -> list[Effect]:
     """The time of an At has come."""
     step = Step(group, rules, now_ms)
