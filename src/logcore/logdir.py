@@ -155,7 +155,8 @@ class LogDir:
 
     All methods may be called from several threads. path: of the directory. config: settings of topics that set none.
     cluster_id, node_id: from meta.properties. has_coordinator: set by a broker of this process, which then manages the
-    groups.
+    groups. forget_topic: set by its host; has these groups delete what was committed for a deleted topic, and returns
+    when that is on disk, or raises LogcoreError.
     """
 
     def __init__(
@@ -189,6 +190,7 @@ class LogDir:
         self._logs = OpenLogs(fs, self._registry, claim, self._upkeeper, self._incidents, on_corruption)
         self._coordinators = Coordinators(fs, claim)
         self.has_coordinator = False
+        self.forget_topic: Callable[[str], None] | None = None
         self._forks = fs.forks
         fs.after_fork(self._make_locks)  # a thread of the parent may hold one, and does not exist in the child
         self._sharing = Sharing(fs, self, claim, self._registry, self._incidents)
@@ -478,9 +480,22 @@ class LogDir:
                         log.reconfigure(settings)
 
     def delete_topic(self, name: str) -> None:
-        """Removes a topic with all its records.
+        """Removes a topic with all its records, and with what groups have committed for it.
 
         A running reader reaches the end of its segment and then raises OffsetOutOfRangeError.
+        """
+        self.start_deletion(name)
+        is_forgotten = False
+        try:
+            with self._incidents.going_on("deletion", name):
+                self._forget_offsets(name)
+                is_forgotten = True
+        finally:
+            self.end_deletion({name}, is_forgotten=is_forgotten)
+
+    def start_deletion(self, name: str) -> None:
+        """For brokers, which have their own groups: as delete_topic(), but the name stays taken. Once the groups have
+        forgotten the topic, or could not, end_deletion() is to follow.
         """
         with self._lock, contextlib.ExitStack() as claims:
             self._check_writable()
@@ -499,16 +514,23 @@ class LogDir:
             self._sharing.say_deleted(name, topic.numbers)
             claims.close()
             self._forgetting.add(name)
+        # The files go at once, which makes room on a full disk. The name is free only when the offsets are forgotten
+        # too, so that no crash in between leaves them to a new topic of that name.
         try:
             self._finish_deleting()
-            # The files are gone, which has made room on a full disk. The name is free only when the offsets are
-            # forgotten too, so that no crash in between leaves them to a new topic of that name.
-            with self._incidents.going_on("deletion", name):
-                self._forget_offsets(name)
-                self._registry.remembered.discard(name)
+        except BaseException:
+            self._forgetting.discard(name)  # tick() does the rest
+            raise
+
+    def end_deletion(self, names: Collection[str], *, is_forgotten: bool) -> None:
+        """For brokers, after start_deletion(). is_forgotten: whether what was committed for these topics is deleted, on
+        disk; else tick() does that.
+        """
+        self._forgetting.difference_update(names)
+        if is_forgotten:
+            self._registry.remembered.difference_update(names)
+            with self._incidents.going_on("deletion", ", ".join(sorted(names))):
                 self._finish_deleting()
-        finally:
-            self._forgetting.discard(name)
 
     def _finish_deleting(self) -> None:
         with self._lock, self._sharing.changing():
@@ -518,6 +540,8 @@ class LogDir:
         """Deletes what was committed for a deleted topic. Raises what that raises. Not under the lock of the directory:
         groups take it while they hold theirs.
         """
+        if self.forget_topic is not None:
+            self.forget_topic(name)
         if self._coordinators.has_groups or (OFFSETS_TOPIC in self and not self.has_coordinator):
             self._coordinators.groups(self).forget_topics({name})
         if not self.has_coordinator:
@@ -539,7 +563,10 @@ class LogDir:
         if not names:
             return
         with self._incidents.going_on("deletion", ", ".join(sorted(names))):
-            self._forget_left(names)
+            if self.forget_topic is not None or self._coordinators.has_groups:  # what they know
+                for name in names:
+                    self._forget_offsets(name)
+            self._forget_left(names)  # what is on disk
             self._registry.remembered -= names
             self._finish_deleting()
 

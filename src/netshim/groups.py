@@ -113,6 +113,29 @@ def news_of(effect: Effect) -> tuple[str, str, tuple[object, ...]] | None:
             return None
 
 
+def _unheard(_: GroupError | None) -> None:
+    """Nobody waits."""
+
+
+class _Several:
+    """Calls done once it was told as often as another() was called, and once more: with the first error, or None."""
+
+    def __init__(self, done: Failed) -> None:
+        self._done = done
+        self._left = 1
+        self._error: GroupError | None = None
+
+    def another(self) -> Failed:
+        self._left += 1
+        return self.told
+
+    def told(self, error: GroupError | None) -> None:
+        self._left -= 1
+        self._error = self._error or error
+        if not self._left:
+            self._done(self._error)
+
+
 class Groups:
     """All groups of a broker. new_id: returns the unique part of a member id.
 
@@ -331,16 +354,21 @@ class Groups:
         self._state.hear(now_ms)
         self._act(self._coordinator.delete(group_id, done))
 
-    def topics_deleted(self, names: set[str], now_ms: int) -> None:
-        """Deletes the offsets committed for deleted topics."""
+    def topics_deleted(self, names: set[str], now_ms: int, done: Failed = _unheard) -> None:
+        """Deletes the offsets committed for deleted topics: done(None) once that is on disk, or done(error)."""
         self._state.hear(now_ms)
         if OFFSETS_TOPIC in names:
             self._act(self._coordinator.unload())
+            done(None)
             return
 
         def forget(error: GroupError | None) -> None:
-            if error is None:
-                self._act(self._coordinator.forget_topics(names))
+            if error is not None:
+                done(error)
+                return
+            waiting = _Several(done)
+            self._act(self._coordinator.forget_topics(names, waiting.another))
+            waiting.told(None)
 
         self.load(now_ms, forget)
 

@@ -31,6 +31,7 @@ import attrs
 import logcore
 from logcore import Durability, LogDir
 from logcore.directory.upkeep import Upkeep
+from logcore.errors import ConsumerStateError
 from logcore.fs import FS, OS
 from logcore.registry.views import register_broker
 from netshim.broker import Broker, tells
@@ -50,6 +51,8 @@ _TICK_S: Final = 0.05
 _DRAIN_S: Final = 10.0
 #: How often a caller that waits for the broker's thread checks whether that thread has ended.
 _ALIVE_S: Final = 1.0
+#: The longest wait of LogDir.delete_topic() for the broker's groups.
+_FORGET_S: Final = 30.0
 #: How long a connection stays open for pending answers after its client has stopped sending.
 _HALF_OPEN_MS: Final = 1_000
 #: A transport copies what it cannot send at once, so it is given no more while it holds this much.
@@ -322,6 +325,9 @@ class Server:
             if not self.logdir.was_clean:
                 await self.loop.run_in_executor(self._pool, self._recover)
             self.broker = Broker(self.logdir, self.settings, self._submit, self._new_id)
+            self._thread_id = threading.get_ident()
+            if not self._shared:
+                self.logdir.forget_topic = self._forget_topic
             self._listening = await self.loop.create_server(
                 lambda: _Peer(self), self.host, self._wanted_port, backlog=512
             )
@@ -486,6 +492,28 @@ class Server:
             self.loop.call_soon_threadsafe(tell, outcome)
 
         self._pool.submit(work).add_done_callback(finished)
+
+    def _forget_topic(self, name: str) -> None:
+        """What LogDir.forget_topic says, for whoever deletes a topic with LogDir.delete_topic(). In the broker's thread
+        it cannot wait for the disk. Requests of clients do not come here: they would wait in the threads that sync.
+        """
+        told: Future[object] = Future()
+
+        def forget() -> None:
+            state = self.broker.state
+            state.fetches.wake([key for key in state.fetches.waited_for() if key[0] == name], self.now_ms())
+            state.groups.topics_deleted({name}, self.now_ms(), told.set_result)
+
+        if threading.get_ident() == self._thread_id:
+            forget()
+            return
+        try:
+            self.loop.call_soon_threadsafe(forget)
+            failure = told.result(_FORGET_S)
+        except (RuntimeError, TimeoutError) as error:  # the broker stops, or its disk stands still
+            raise ConsumerStateError("the groups did not forget a deleted topic", found=repr(name)) from error
+        if failure is not None:
+            raise ConsumerStateError("the groups could not forget a deleted topic", found=str(failure))
 
     def _new_id(self) -> str:
         return str(uuid.UUID(bytes=self._fs.random_bytes(16), version=4))

@@ -263,9 +263,6 @@ class GroupsBesideOthers:
     def delete(self, group_id: str, now_ms: int, done: Callable[[GroupError | None], None]) -> None:
         self._ask(group_id, lambda coordinator, waiter, _: coordinator.delete(group_id, waiter), done)
 
-    def topics_deleted(self, names: set[str], now_ms: int) -> None:
-        """Nothing: the directory has deleted what was committed for them."""
-
     def stop(self, now_ms: int) -> None:
         """Answers all who wait for other members; their requests end with the broker's session."""
         waits = self._waits[:]

@@ -189,21 +189,17 @@ class Kafka:
 
     def _remove(self) -> None:
         """Deletes the topics and groups of the namespace, as admin clients would."""
-        gone = []
         for name in self.logdir.topics():
             if name.startswith(self.prefix):
                 with contextlib.suppress(TopicNotFoundError):  # a client was faster
                     self.logdir.delete_topic(name)
-                gone.append(name)
 
         def forget() -> None:
             server = self.server.server
             state = server.broker.state
             now_ms = server.now_ms()
-            state.fetches.wake([key for key in state.fetches.waited_for() if key[0] in gone], now_ms)
             if not state.groups.is_loaded:  # none was ever asked for
                 return
-            state.groups.topics_deleted(set(gone), now_ms)
             for group in list(state.groups.all()):
                 if group.group_id.startswith(self.prefix):
                     state.groups.delete(group.group_id, now_ms, lambda _: None)

@@ -1,10 +1,13 @@
 """Offsets that groups commit: when they are answered, what is stored, when they expire.
 
-Without sockets: time is a number, the disk is done when the test says so.
+Without sockets, but for one test: time is a number, the disk is done when the test says so.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import crc32c
 import pytest
 
 import logcore
+import netshim
 from logcore import LogDir
 from logcore.coordination import group as machine
 from logcore.format.grouprecords import (
@@ -24,10 +28,13 @@ from logcore.format.grouprecords import (
     group_value,
 )
 from logcore.names import OFFSETS_TOPIC
+from logcore.testing import Fault, FaultPlan, SimulatedCrash, SimulatedDisk
 from netshim import wire
 from netshim.wire import codes
 from support import group_messages
+from support.client import Client
 from support.rig import REBALANCE_MS, SESSION_MS, T0, Rig, code_of, form_static, in_both_homes
+from support.stillbroker import StillBroker
 
 DAY_MS = 24 * 3_600_000
 
@@ -504,6 +511,77 @@ def test_deleting_a_topic_deletes_what_was_committed_for_it(rig: Rig) -> None:
     for _ in range(2):
         assert rig.committed() == {("other", 0): 3, ("orders", 2): 1}
         rig.restart()
+
+
+def _commit_and_fetch(broker: StillBroker, *, commits: bool) -> int:
+    """What is committed for partition 0 of t."""
+    if commits:
+        topic_type = wire.OFFSET_COMMIT.Request.Topic
+        part = topic_type.Partition(partition_index=0, committed_offset=5, committed_metadata="")
+        member = {"generation_id_or_member_epoch": -1, "member_id": ""}
+        broker.ask(wire.OFFSET_COMMIT, 7, group_id="g", topics=[topic_type(name="t", partitions=[part])], **member)
+    topic = wire.OFFSET_FETCH.Request.Topic(name="t", partition_indexes=[0])
+    return int(broker.ask(wire.OFFSET_FETCH, 6, group_id="g", topics=[topic]).topics[0].partitions[0].committed_offset)
+
+
+def test_no_crash_of_a_broker_in_a_deletion_leaves_offsets_to_a_new_topic_of_the_name() -> None:
+    for stop in itertools.count():
+        disk = SimulatedDisk()
+        broker = StillBroker(disk, disk.now_ms())
+        broker.logdir.create_topic("t", 2)
+        assert _commit_and_fetch(broker, commits=True) == 5
+        disk.crash_in(stop)
+        try:
+            broker.ask(wire.DELETE_TOPICS, 4, topic_names=["t"], timeout_ms=1_000)
+        except SimulatedCrash:
+            for state in disk.after_crash(limit=2):
+                again = StillBroker(state, state.now_ms())
+                if "t" not in again.logdir:
+                    again.logdir.create_topic("t", 2)
+                    assert _commit_and_fetch(again, commits=False) == -1
+                again.stop()
+            continue
+        disk.crash_in(None)
+        broker.logdir.create_topic("t", 2)
+        assert _commit_and_fetch(broker, commits=False) == -1
+        broker.stop()
+        assert stop > 10
+        return
+
+
+def test_offsets_of_a_topic_whose_files_could_not_be_removed_at_first_are_forgotten() -> None:
+    disk = SimulatedDisk()
+    broker = StillBroker(disk, disk.now_ms())
+    broker.logdir.create_topic("t", 2)
+    assert _commit_and_fetch(broker, commits=True) == 5
+    broker.logdir.forget_topic = lambda name: broker.broker.state.groups.topics_deleted({name}, broker.now_ms)
+    disk.faults = FaultPlan(Fault("rename", errno.ENOSPC, "*t-0*", times=None))
+    answer = broker.ask(wire.DELETE_TOPICS, 4, topic_names=["t"], timeout_ms=1_000)
+    assert answer.responses[0].error_code != 0
+    disk.faults = None
+    broker.logdir.tick()
+    broker.tick()
+    broker.logdir.create_topic("t", 2)
+    assert _commit_and_fetch(broker, commits=False) == -1
+    broker.stop()
+
+
+def test_deleting_a_topic_of_the_served_directory_deletes_what_was_committed_for_it(tmp_path: Path) -> None:
+    with netshim.serve(tmp_path / "data") as server, contextlib.closing(Client(server.port)) as client:
+        topic_type = wire.OFFSET_COMMIT.Request.Topic
+        part = topic_type.Partition(partition_index=0, committed_offset=5, committed_metadata="")
+        commit = wire.OFFSET_COMMIT.Request(
+            group_id="g",
+            generation_id_or_member_epoch=-1,
+            member_id="",
+            topics=[topic_type(name="t", partitions=[part])],
+        )
+        server.logdir.create_topic("t")
+        assert client.ask(wire.OFFSET_COMMIT, 7, commit).topics[0].partitions[0].error_code == 0
+        server.logdir.delete_topic("t")
+        server.logdir.create_topic("t")
+        answer = client.ask(wire.OFFSET_FETCH, 6, wire.OFFSET_FETCH.Request(group_id="g", topics=None))
+        assert answer.topics == []
 
 
 def test_deleting_the_topic_of_offsets_forgets_all_groups(rig: Rig) -> None:

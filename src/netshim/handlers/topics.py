@@ -251,7 +251,10 @@ def delete_topics(request: DeleteTopicsRequest, call: Call, state: State) -> Ans
                 continue
             try:
                 result.topic_id = state.logdir.topic_id(name).bytes
-                state.logdir.delete_topic(name)
+                if state.is_shared:
+                    state.logdir.delete_topic(name)
+                else:
+                    state.logdir.start_deletion(name)
                 state.journal.changed(call, name, "deleted")
             except LogcoreError as error:
                 result.error_code = code_of(error)
@@ -263,9 +266,19 @@ def delete_topics(request: DeleteTopicsRequest, call: Call, state: State) -> Ans
         gone = {name for name, result in doomed if not result.error_code}
         # Those who wait for its records are told that it is gone.
         state.fetches.wake([key for key in state.fetches.waited_for() if key[0] in gone], call.now_ms)
-        if gone:
-            state.groups.topics_deleted(gone, call.now_ms)
-        answer.set(error if isinstance(error, Exception) else response_type(responses=results))
+        response = error if isinstance(error, Exception) else response_type(responses=results)
+        if state.is_shared or not gone:
+            answer.set(response)
+            return
+
+        def forgotten(failure: object) -> None:
+            def end() -> None:
+                state.logdir.end_deletion(gone, is_forgotten=failure is None)
+
+            state.submit(end, lambda _: answer.set(response))
+
+        # The names are free once no group has an offset of these topics, also after a crash.
+        state.groups.topics_deleted(gone, call.now_ms, forgotten)
 
     state.submit(work, done)
     return answer
