@@ -26,6 +26,7 @@ from logcore.claim import Claim
 from logcore.claiming import claim_directory, make_directories
 from logcore.config import Durability, LogConfig
 from logcore.coordinators import Coordinators, first_free_producer_id
+from logcore.deletions import Deletions
 from logcore.directory.forking import fork_topic
 from logcore.directory.identity import Identity, ProducerIds, check_kind
 from logcore.directory.incidents import Incidents
@@ -66,7 +67,7 @@ from logcore.names import (
     file_name,
     partition_name,
 )
-from logcore.notices import INFO, Incident, tell
+from logcore.notices import Incident
 from logcore.partition.scan import Scan
 from logcore.partition.seals import Progress, ScrubReport, finish, unopened
 from logcore.partition.segmentfiles import list_bases
@@ -88,8 +89,6 @@ if TYPE_CHECKING:  # imported in the methods that use them: every user waits for
 
 #: The member under which the directory itself is claimed; no partition directory can have this name.
 _MEMBER: Final = "."
-#: How often tick() tries again to forget the offsets of a deleted topic: it reads those of all groups for it.
-_FORGET_AGAIN_MS: Final = 1_000
 #: Most topics in a repr.
 _SHOWN_TOPICS: Final = 8
 #: Most partitions in an error.
@@ -180,8 +179,6 @@ class LogDir:
         self.given_config = given
         self._make_locks()
         self._partitioners: dict[str, Partitioner] = {}  # by topic, from its first append; see append()
-        self._forgetting: set[str] = set()  # deleted topics whose offsets are being forgotten
-        self._forget_from_ms = 0  # by the steady clock
         self._closed = True  # until _begin() has opened it, close() and __del__ have nothing to do
         self._producer_ids = ProducerIds(fs, path)
         self._incidents = Incidents(fs, on_incident)
@@ -194,6 +191,7 @@ class LogDir:
         self._forks = fs.forks
         fs.after_fork(self._make_locks)  # a thread of the parent may hold one, and does not exist in the child
         self._sharing = Sharing(fs, self, claim, self._registry, self._incidents)
+        self._deletions = Deletions(fs, self._registry, self._sharing, self._incidents, self._coordinators)
         if claim is None:
             self._begin(finishes=False)
         else:
@@ -213,7 +211,7 @@ class LogDir:
             if finishes:
                 self._registry.complete()
         self._closed = False
-        self._finish_deletions()
+        self._deletions.forget_again(self, self._lock)
         if finishes:
             from logcore.staging import applying
 
@@ -411,7 +409,7 @@ class LogDir:
             self.refresh()
             left = self._registry.deleting_elsewhere.intersection(wanted)
         if left:
-            self._forget_left(left)
+            self._deletions.forget_left(self, left)
         with self._lock:
             self._check_writable()
             if left:
@@ -488,7 +486,7 @@ class LogDir:
         is_forgotten = False
         try:
             with self._incidents.going_on("deletion", name):
-                self._forget_offsets(name)
+                self._deletions.forget(self, name)
                 is_forgotten = True
         finally:
             self.end_deletion({name}, is_forgotten=is_forgotten)
@@ -497,78 +495,16 @@ class LogDir:
         """For brokers, which have their own groups: as delete_topic(), but the name stays taken. Once the groups have
         forgotten the topic, or could not, end_deletion() is to follow.
         """
-        with self._lock, contextlib.ExitStack() as claims:
-            self._check_writable()
-            with self._sharing.changing():
-                topic = self._topic(name)
-                # If this process opened a partition with logcore.open(), claiming it fails, so it is not deleted under
-                # its user.
-                for number in topic.numbers:
-                    if self.opened(name, number) is None:
-                        member = partition_name(name, number)
-                        claims.callback(self._fs.lock(self.path, member, shared=self.is_shared).release)
-                self._partitioners.pop(name, None)
-                self._registry.start_deleting(topic)
-            tell("topics", INFO, "%s: topic %s deleted", self.path, name)
-            self.close_logs({name})
-            self._sharing.say_deleted(name, topic.numbers)
-            claims.close()
-            self._forgetting.add(name)
-        # The files go at once, which makes room on a full disk. The name is free only when the offsets are forgotten
-        # too, so that no crash in between leaves them to a new topic of that name.
-        try:
-            self._finish_deleting()
-        except BaseException:
-            self._forgetting.discard(name)  # tick() does the rest
-            raise
+        self._check_writable()
+        self._topic(name)
+        self._partitioners.pop(name, None)
+        self._deletions.start(self, self._lock, name)
 
     def end_deletion(self, names: Collection[str], *, is_forgotten: bool) -> None:
         """For brokers, after start_deletion(). is_forgotten: whether what was committed for these topics is deleted, on
         disk; else tick() does that.
         """
-        self._forgetting.difference_update(names)
-        if is_forgotten:
-            self._registry.remembered.difference_update(names)
-            with self._incidents.going_on("deletion", ", ".join(sorted(names))):
-                self._finish_deleting()
-
-    def _finish_deleting(self) -> None:
-        with self._lock, self._sharing.changing():
-            self._registry.finish_deleting()
-
-    def _forget_offsets(self, name: str) -> None:
-        """Deletes what was committed for a deleted topic. Raises what that raises. Not under the lock of the directory:
-        groups take it while they hold theirs.
-        """
-        if self.forget_topic is not None:
-            self.forget_topic(name)
-        if self._coordinators.has_groups or (OFFSETS_TOPIC in self and not self.has_coordinator):
-            self._coordinators.groups(self).forget_topics({name})
-        if not self.has_coordinator:
-            self._coordinators.forget_registered(self, {name})
-
-    def _forget_left(self, names: set[str]) -> None:
-        """Deletes what was committed for topics whose deletion was begun, by a process that died or in vain. Raises
-        what that raises. Not under the lock of the directory.
-        """
-        forgotten = names - {OFFSETS_TOPIC}  # what was committed is gone with it, and groups may be making it anew
-        if forgotten:
-            self._coordinators.forget_stored(self, forgotten)
-
-    def _finish_deletions(self) -> None:
-        """Forgets the offsets of deleted topics that still have any, and frees their names. What fails is tried again
-        in tick() and at the next opening, and until then the names are taken.
-        """
-        names = self._registry.remembered - self._forgetting
-        if not names:
-            return
-        with self._incidents.going_on("deletion", ", ".join(sorted(names))):
-            if self.forget_topic is not None or self._coordinators.has_groups:  # what they know
-                for name in names:
-                    self._forget_offsets(name)
-            self._forget_left(names)  # what is on disk
-            self._registry.remembered -= names
-            self._finish_deleting()
+        self._deletions.end(self._lock, names, is_forgotten=is_forgotten)
 
     def delete_group(self, group_id: str) -> None:
         """Deletes a consumer group with its committed offsets.
@@ -903,12 +839,8 @@ class LogDir:
         if wall_ms is None:
             wall_ms = self._fs.now_ms()
         if self._registry.deleting:
-            with self._incidents.going_on("deletion", ", ".join(sorted(self._registry.deleting))):
-                self._finish_deleting()
-        clock_ms = self._fs.monotonic_ms()
-        if self._registry.remembered and clock_ms >= self._forget_from_ms:
-            self._forget_from_ms = clock_ms + _FORGET_AGAIN_MS
-            self._finish_deletions()
+            self._deletions.finish(self._lock)
+            self._deletions.forget_again(self, self._lock)
         # In this order, until one of them has taken the time of a tick.
         if not self._upkeeper.visit_open(wall_ms):
             return
