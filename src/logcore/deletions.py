@@ -99,6 +99,16 @@ class Deletions:
         with lock, self._sharing.changing():
             self._registry.finish_deleting()
 
+    def forget_and_end(self, directory: Directory, lock: contextlib.AbstractContextManager[object], name: str) -> None:
+        """After start(). An offset that cannot be deleted now is an incident, and deleted later."""
+        is_forgotten = False
+        try:
+            with self._incidents.going_on("deletion", name):
+                self.forget(directory, name)
+                is_forgotten = True
+        finally:
+            self.end(lock, {name}, is_forgotten=is_forgotten)
+
     def forget(self, directory: Directory, name: str) -> None:
         """Has all who know offsets of a deleted topic delete them. Raises what that raises."""
         if directory.forget_topic is not None:

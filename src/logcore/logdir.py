@@ -483,13 +483,7 @@ class LogDir:
         A running reader reaches the end of its segment and then raises OffsetOutOfRangeError.
         """
         self.start_deletion(name)
-        is_forgotten = False
-        try:
-            with self._incidents.going_on("deletion", name):
-                self._deletions.forget(self, name)
-                is_forgotten = True
-        finally:
-            self.end_deletion({name}, is_forgotten=is_forgotten)
+        self._deletions.forget_and_end(self, self._lock, name)
 
     def start_deletion(self, name: str) -> None:
         """For brokers, which have their own groups: as delete_topic(), but the name stays taken. Once the groups have
