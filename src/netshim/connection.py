@@ -262,7 +262,7 @@ class Connection:
             if stop > self._end:
                 break
             frame = view[start + 4 : stop]
-            self._is_behind = self._tells(frame) and self._is_changing()
+            self._is_behind = bool(self._slots) and self._tells(frame) and self._is_changing()
             if self._is_behind or not self._workload.has_room(self):
                 break
             self._start = stop
