@@ -19,6 +19,7 @@ from logcore.errors import ConsumerStateError, LogcoreError
 from logcore.fs import FS, SharedFS
 from logcore.log import Log
 from logcore.names import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from logcore.notices import WARNING, tell
 from logcore.partition.coordinated import producers_of
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 _LOOK_MS: Final = 1_000
 #: How often it deletes offsets that were kept long enough; as Kafka's offsets.retention.check.interval.ms.
 _EXPIRY_CHECK_MS: Final = 600_000
+_UNKNOWN_PRODUCERS: Final = "%s-%d cannot be read: a new producer may get the id of one that wrote there: %s"
 #: Producer ids from here on were made up by a client: those that are given out count up from 0.
 _INVENTED_IDS: Final = 1 << 62
 
@@ -72,20 +74,24 @@ def left_open(directory: Partitions) -> dict[Partition, list[tuple[int, int]]]:
 def first_free_producer_id(directory: Partitions) -> int:
     """The first number above the producer ids of transactions and of what the logs know. Opens all logs.
 
-    A log that cannot be read is passed over, and records of transactions too: their writers meet the error.
+    Logs that cannot be read are left out, with a warning: their producers may get an id a second time.
     """
     from logcore.transactionstate import stored_transactions
 
     found = {-1}
     for topic in directory.topics():
         for number in directory.partitions(topic):
-            with contextlib.suppress(LogcoreError, OSError):
+            try:
                 found.update(each.producer_id for each in producers_of(directory.partition(topic, number).writer))
+            except (LogcoreError, OSError) as error:
+                tell("producer", WARNING, _UNKNOWN_PRODUCERS, topic, number, error)
     if TRANSACTIONS_TOPIC in directory.topics():
-        with contextlib.suppress(LogcoreError, OSError):
+        try:
             logs = [directory.partition(TRANSACTIONS_TOPIC, n) for n in directory.partitions(TRANSACTIONS_TOPIC)]
             for stored in stored_transactions(logs).values():
                 found |= {stored.producer_id, stored.previous_producer_id, stored.next_producer_id}
+        except (LogcoreError, OSError) as error:
+            tell("producer", WARNING, _UNKNOWN_PRODUCERS, TRANSACTIONS_TOPIC, 0, error)
     return 1 + max(each for each in found if each < _INVENTED_IDS)
 
 

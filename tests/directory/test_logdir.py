@@ -10,7 +10,7 @@ import re
 import shutil
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import given
@@ -469,6 +469,19 @@ def test_producer_ids_begin_above_those_that_the_logs_know(data: str) -> None:
     with logcore.open_dir(data) as logdir:
         logdir.partition("t", 0).append_batch(batch(5_000))
         assert logdir.next_producer_id() == given + 1 + 1_000, "the note decides where there is one"
+
+
+def test_a_log_whose_producers_are_not_known_is_reported(
+    data: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(writer: object) -> NoReturn:
+        raise logcore.StorageReadError("cannot be read", path="t-0")
+
+    monkeypatch.setattr("logcore.coordinators.producers_of", fail)
+    with logcore.open_dir(data, create=True) as logdir:
+        logdir.create_topic("t")
+        assert logdir.next_producer_id() == 0
+    assert "t-0 cannot be read: a new producer may get the id of one that wrote there" in caplog.text
 
 
 def test_a_forked_child_changes_nothing(data: str) -> None:

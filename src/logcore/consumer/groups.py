@@ -4,7 +4,8 @@ decides.
 Rules:
 - One lock guards the groups. It is held while records are appended, so that they stand in the order of the decisions,
   and not while the disk is waited for.
-- Who asked is told once what it caused is on disk. Threads that wait for the same log share its syncs.
+- Who asked is told once what it caused is on disk. Of several threads that ask, one takes the steps of all
+  (combining.py). Their records share batches, and one sync.
 - Time is the steady clock's, counted from the wall clock at the beginning, so that no jump of that ends a session.
 - Nothing runs by itself: deadlines that have passed are noticed by whoever asks next.
 
@@ -42,7 +43,7 @@ from logcore.coordination.group import Group
 from logcore.coordination.offsets import forget_topics
 from logcore.coordination.timers import Timers
 from logcore.errors import ConsumerStateError, DurabilityUnknownError, LogcoreError, TopicExistsError
-from logcore.format.grouprecords import Committed, partition_of
+from logcore.format.grouprecords import RECORD_HEAD_BYTES, Committed, partition_of
 from logcore.fs import FS
 from logcore.groupoffsets import OFFSETS_CONFIG, stored_groups
 from logcore.kernels import Receipt
@@ -54,9 +55,7 @@ from logcore.partition.coordinated import append_to_transaction, append_whole
 from logcore.settling import Settling
 
 _LONGEST_MS: Final = 2**31 - 1
-#: At most, of a record of such a batch.
-_RECORD_HEAD_BYTES: Final = 32
-#: How large a batch may become that several decisions share: as one of a producer.
+#: The largest batch that several decisions share: as large as the default batch of a producer.
 _BATCH_BYTES: Final = 16_384
 
 
@@ -117,12 +116,13 @@ def forget_stored(directory: Directory, topics: set[str]) -> None:
         for group_id in {**found.offsets, **found.unstable}:
             group = Group(group_id, offsets=found.offsets.get(group_id, {}), unstable=found.unstable.get(group_id, {}))
             for effect in forget_topics(group, topics):
-                assert isinstance(effect, Store), "nobody waits"
-                append(log, [(key, value, (), None) for key, value in effect.records], None, "disk")
+                assert isinstance(effect, Store), "no request waits"
+                append(log, [(key, value, (), None) for key, value in effect.records], None, "os")
+        log.flush()
 
 
 def _size_of(store: Store) -> int:
-    return sum(_RECORD_HEAD_BYTES + len(key) + len(value or b"") for key, value in store.records)
+    return sum(RECORD_HEAD_BYTES + len(key) + len(value or b"") for key, value in store.records)
 
 
 class Groups:
@@ -228,7 +228,7 @@ class Groups:
         self._do(lambda now_ms: self._coordinator.absent(group_id, [member_id], now_ms))
 
     def withdraw(self, group_id: str, joining: Answer) -> None:
-        """Who asked to join and waits for this is closed. Nothing happens if the answer is there."""
+        """Removes the member whose request to join waits for this answer. Does nothing once it is answered."""
         self._do(lambda now_ms: self._coordinator.withdraw(group_id, joining, now_ms))
 
     def commit(

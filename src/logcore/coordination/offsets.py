@@ -35,11 +35,10 @@ from logcore.coordination.effects import (
     Waiter,
 )
 from logcore.coordination.group import COMPLETING, DEAD, EMPTY, Group
-from logcore.format.grouprecords import Committed, GroupRecord, commit_key, commit_value, group_key
+from logcore.format.grouprecords import RECORD_HEAD_BYTES, Committed, GroupRecord, commit_key, commit_value, group_key
 
-#: How large a batch of records that delete offsets becomes, and what a record needs besides its key.
+#: The largest batch of records that delete offsets.
 _BATCH_BYTES: Final = 65_536
-_RECORD_BYTES: Final = 32
 
 
 def check_commit(group: Group, who: Committer, now_ms: int, *, rules: Rules) -> tuple[GroupError | None, list[Effect]]:
@@ -143,7 +142,7 @@ def _in_batches(group: Group, keys: Iterable[OffsetKey]) -> list[list[OffsetKey]
     batches: list[list[OffsetKey]] = []
     left = 0
     for key in keys:
-        size_bytes = len(commit_key(group.group_id, *key)) + _RECORD_BYTES
+        size_bytes = len(commit_key(group.group_id, *key)) + RECORD_HEAD_BYTES
         left -= size_bytes
         if left < 0:
             batches.append([])

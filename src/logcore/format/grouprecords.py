@@ -44,6 +44,8 @@ _NOT_UNDERSTOOD: Final = (ValueError, IndexError, struct.error, InvalidRecordErr
 KEY_VERSIONS: Final = frozenset({b"\0\0", b"\0\1", b"\0\2"})
 
 GroupRecord = tuple[bytes, bytes | None]
+#: The most bytes that a record in a batch needs beside its key and value.
+RECORD_HEAD_BYTES: Final = 32
 _T = TypeVar("_T")
 
 
