@@ -122,7 +122,7 @@ class Deletions:
         """Deletes what is stored for topics whose deletion was begun, by a process that died or in vain. Raises what
         that raises.
         """
-        forgotten = names - {OFFSETS_TOPIC}  # what was committed is gone with it, and groups may be making it anew
+        forgotten = names - {OFFSETS_TOPIC}  # what was committed is gone with it, and groups may be creating it again
         if forgotten:
             self._coordinators.forget_stored(directory, forgotten)
 

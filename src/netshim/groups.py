@@ -114,7 +114,7 @@ def news_of(effect: Effect) -> tuple[str, str, tuple[object, ...]] | None:
 
 
 def _unheard(_: GroupError | None) -> None:
-    """Nobody waits."""
+    """No request waits."""
 
 
 class _Several:

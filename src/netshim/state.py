@@ -309,8 +309,8 @@ class State:
         return log
 
     def numbers_of(self, topic: str) -> tuple[int, ...]:
-        """The partitions of a topic, none for one that is not there. A thread may delete it in any moment, so that who
-        asks first whether it is there, and then for them, may meet an error.
+        """The partitions of a topic, none if it does not exist. Another thread may delete it between two calls, so this
+        raises no TopicNotFoundError.
         """
         if topic not in self.logdir:
             return ()

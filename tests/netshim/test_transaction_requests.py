@@ -294,9 +294,9 @@ def test_who_names_no_generation_commits_for_a_group_without_members(
     assert fetch_offset(broker) == (0, 5)
 
 
-@pytest.mark.parametrize("named", [{"member_id": "n"}, {"group_instance_id": "i"}])
-def test_who_names_no_generation_is_checked_where_there_are_members(broker: StillBroker, named: dict[str, str]) -> None:
-    joined = broker.ask(
+def join_as_consumer(broker: StillBroker) -> Any:
+    """The member m of the group g joins by the consumer protocol."""
+    return broker.ask(
         wire.CONSUMER_GROUP_HEARTBEAT,
         1,
         group_id="g",
@@ -305,6 +305,11 @@ def test_who_names_no_generation_is_checked_where_there_are_members(broker: Stil
         subscribed_topic_names=["t"],
         topic_partitions=[],
     )
+
+
+@pytest.mark.parametrize("named", [{"member_id": "n"}, {"group_instance_id": "i"}])
+def test_who_names_no_generation_is_checked_where_there_are_members(broker: StillBroker, named: dict[str, str]) -> None:
+    joined = join_as_consumer(broker)
     assert joined.error_code == 0
     who = begin(broker)
     add_group(broker, who)
@@ -318,15 +323,7 @@ def test_who_names_no_generation_is_checked_where_there_are_members(broker: Stil
 def test_a_member_of_the_consumer_protocol_is_checked_by_its_epoch(
     broker: StillBroker, member_id: str, epoch: int, code: int
 ) -> None:
-    joined = broker.ask(
-        wire.CONSUMER_GROUP_HEARTBEAT,
-        1,
-        group_id="g",
-        member_id="m",
-        rebalance_timeout_ms=1_000,
-        subscribed_topic_names=["t"],
-        topic_partitions=[],
-    )
+    joined = join_as_consumer(broker)
     assert (joined.error_code, joined.member_epoch) == (0, 1)
     who = begin(broker)
     add_group(broker, who)

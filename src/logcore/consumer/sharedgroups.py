@@ -204,9 +204,7 @@ class SharedGroups:
         self.step(group_id, lambda coordinator, now_ms: coordinator.absent(group_id, [member_id], now_ms))
 
     def withdraw(self, group_id: str, joining: Answer) -> None:
-        """Withdraws the request to join that this is the answer of. If the answer is there, or is found now, nothing
-        happens.
-        """
+        """Removes the member whose request to join waits for this answer. Does nothing once it is answered."""
         with self._lock:
             waiting = self._answers.get(group_id, {})
             waiter = next((waiter for waiter, answer in waiting.items() if answer is joining), None)

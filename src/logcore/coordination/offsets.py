@@ -9,7 +9,7 @@ Rules:
 - A deletion takes what was committed before it, also in a transaction that is open, and nothing of what came after it.
   Its records are as many batches as they need: those of a large group do not fit into one.
 - A group that is deleted is found by no request from then on. If its deletion cannot be stored, what is still on disk
-  is there again (coordinator.py), so that it can be deleted again and does not first return after a restart.
+  is restored (coordinator.py), so that it can be deleted again and does not first return after a restart.
 
 Which topics exist and how long metadata may be is the caller's to check.
 """
@@ -159,7 +159,7 @@ def _deletion(
 
 
 def deleted(group: Group, done: OffsetsDeleted, error: GroupError | None) -> list[Effect]:
-    """One batch of a deletion is on disk, or could not be stored. Whoever waits is told of the first error of all."""
+    """One batch of a deletion is on disk, or could not be stored. The waiting request gets the first error of any."""
     if error is None:
         group.forget(done.keys, done.order)
     else:

@@ -76,7 +76,7 @@ class ProducerIds:
         return checkpoint.read(self._fs, self._path, checkpoint.PRODUCER_IDS)
 
     def next(self, least: int = 0) -> int:
-        """One that was never given out. least: the first number that nobody has, for a directory without a note.
+        """One that was never given out. least: the first number that is not in use, for a directory without a note.
 
         Raises CorruptLogError if the note is damaged.
         """

@@ -3,7 +3,7 @@
 Rules:
 - A topic exists whole or not at all: `logcore.topics` calls it deleting before its first directory is made and before
   the first is removed, and is replaced in one step. Directories that Kafka or a copy put there are topics too.
-- A name is free again once nobody has a committed offset of the topic that had it: the row of a deleted topic stays
+- A name is free again once no group has a committed offset of the deleted topic: the row of a deleted topic stays
   until the directory says that these are forgotten. So a new topic of the name begins without them after any crash.
 - Names and settings are checked before there is any effect.
 - Links are not followed.

@@ -4,7 +4,7 @@ Rules (wire protocol section 5):
 - Each partition of a request succeeds or fails alone.
 - Batches leave as they are stored, as views.
 - A request that has nothing to say yet waits for an append or its time, whichever is first.
-- One that waits for more than a byte is not put together anew at each append, but as soon as it might have enough. What
+- One that waits for more than a byte is not rebuilt at each append, but as soon as it might have enough. What
   was stored before it waited, and became readable since by a sync or a marker, counts as well.
 """
 
