@@ -28,7 +28,10 @@ import logcore
 
 pytest.register_assert_rewrite("support")
 
+from support.kafka_python import name_sockets  # noqa: E402
 from support.vectors import VECTORS  # noqa: E402
+
+name_sockets()
 
 #: How long an example takes is no matter of the code alone.
 TIMELESS = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True)
