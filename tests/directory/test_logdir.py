@@ -12,13 +12,14 @@ import threading
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import logcore
 from logcore import checkpoint, recordbatch
-from logcore.directory.topicfile import id_text, parse_id
+from logcore.directory.topicfile import PartitionNumbers, id_text, parse_id
 from logcore.errors import CorruptLogError, LogNotFoundError, TopicNotFoundError
 from logcore.fs import OS, OsFS
 from logcore.testing import Fault, FaultPlan, SimulatedCrash, SimulatedDisk
@@ -862,3 +863,45 @@ def test_a_scrub_goes_on_past_what_it_cannot_open(data: str) -> None:
         reports = {os.path.basename(one.path): one for one in logdir.scrub()}
     assert [reports[name].is_sound for name in ("a-0", "b-0", "c-0")] == [False, False, False]
     assert "is gone" in str(reports["b-0"])
+
+
+class Counted(int):
+    """A number that counts how often it is compared."""
+
+    compared = 0
+
+    def __lt__(self, other: int) -> bool:
+        Counted.compared += 1
+        return int(self) < other
+
+    def __gt__(self, other: int) -> bool:
+        Counted.compared += 1
+        return int(self) > other
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return int(self) == other
+
+    __hash__ = int.__hash__
+
+
+@given(st.sets(st.integers(0, 50)), st.one_of(st.integers(-1, 51), st.floats(), st.none(), st.text(), st.booleans()))
+def test_partition_numbers_hold_what_a_tuple_of_them_holds(those, asked):
+    numbers = PartitionNumbers(sorted(those))
+    assert (asked in numbers) == (asked in tuple(numbers))
+    assert (np.int64(7) in numbers) == (7 in those)
+
+
+def test_a_partition_is_found_among_many_without_a_walk():
+    disk = SimulatedDisk({"/d": None})
+    with logcore.open_dir("/d", fs=disk) as logdir:
+        logdir.create_topic("wide", 500)
+        found = [logdir.partitions("wide")]
+        logdir.add_partitions("wide", 1_000)
+        found.append(logdir.partitions("wide"))
+    with logcore.open_dir("/d", read_only=True, fs=disk) as reader:
+        found.append(reader.partitions("wide"))
+    for numbers in found:
+        Counted.compared = 0
+        assert Counted(400) in numbers
+        assert 0 < Counted.compared < 20

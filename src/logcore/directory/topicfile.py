@@ -11,11 +11,12 @@ This module makes no directory and opens no log.
 from __future__ import annotations
 
 import base64
+import bisect
 import operator
 import os
 import uuid
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import attrs
 
@@ -30,6 +31,23 @@ MOST_PARTITIONS: Final = 100_000
 _MOST_IN_ALL: Final = 1_000_000
 
 
+class PartitionNumbers(tuple[int, ...]):
+    """The numbers of a topic's partitions, ascending.
+
+    `number in numbers` is a search by halves. It is asked for each partition of a request, and a tuple would walk all
+    numbers each time: with 10,000 partitions a commit of all of them took 0.4 s.
+    """
+
+    __slots__ = ()
+
+    def __contains__(self, number: object) -> bool:
+        try:
+            at = bisect.bisect_left(self, cast("int", number))
+        except TypeError:  # what compares with no number is none
+            return False
+        return at < len(self) and self[at] == number
+
+
 @attrs.define
 class TopicEntry:
     """What is known of a topic. count: its partitions are 0..count-1; 0 for one that only its directories tell of."""
@@ -38,7 +56,7 @@ class TopicEntry:
     topic_id: uuid.UUID | None = None  # None: not looked up yet
     count: int = 0
     overrides: dict[str, str] = attrs.Factory(dict)
-    numbers: tuple[int, ...] = ()
+    numbers: PartitionNumbers = attrs.Factory(PartitionNumbers)
     is_deleting: bool = False  # in the file of topics: its files are being removed, or not all of them are made yet
     adding: int = 0  # in the file of topics: partitions from count to here are being made
 
@@ -84,7 +102,7 @@ class TopicEntry:
             known_id,
             count,
             dict(overrides),
-            tuple(range(count)),
+            PartitionNumbers(range(count)),
             facts.get("deleting") is True,
             adding,
         )

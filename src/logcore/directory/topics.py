@@ -31,6 +31,7 @@ from logcore.config import KEEPS_ALL, LogConfig, config_text, known_config
 from logcore.directory.incidents import Incidents
 from logcore.directory.topicfile import (
     NO_ID,
+    PartitionNumbers,
     TopicEntry,
     check_count,
     id_text,
@@ -148,7 +149,7 @@ class TopicRegistry:
                 continue
             topic = topics.setdefault(name, TopicEntry(name))
             whole = {number for number in numbers if number not in half_made.get(name, ())}
-            topic.numbers = tuple(sorted({*topic.numbers, *whole}))
+            topic.numbers = PartitionNumbers(sorted({*topic.numbers, *whole}))
         self.known = topics
         self.version += 1
 
@@ -291,7 +292,7 @@ class TopicRegistry:
                 )
             count = check_count(partitions, 1)
             overrides = self._overrides({}, config or {})
-            made.append(TopicEntry(name, new_id(self._fs), count, overrides, tuple(range(count))))
+            made.append(TopicEntry(name, new_id(self._fs), count, overrides, PartitionNumbers(range(count))))
         for topic in made:
             for number in topic.numbers:
                 self._check_unused(topic.name, number)
@@ -333,7 +334,7 @@ class TopicRegistry:
             topic,
             topic_id=self.topic_id(name),
             count=count,
-            numbers=tuple(range(count)),
+            numbers=PartitionNumbers(range(count)),
             overrides=self.own_overrides(topic),
         )
         self.save(attrs.evolve(grown, count=present, adding=count))  # until they exist, a crash undoes it

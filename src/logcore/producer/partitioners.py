@@ -25,6 +25,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from logcore.directory.topicfile import PartitionNumbers
 from logcore.errors import InvalidConfigError
 from logcore.kernels import kernel
 from logcore.partitioner import murmur2
@@ -53,7 +54,7 @@ class Chooser:
 
     def __init__(self, partitioner: str | Choose, ignores_keys: bool, numbers: Sequence[int], draw: Draw) -> None:
         """Raises InvalidConfigError where some numbers are missing: then a key has no partition."""
-        self.numbers = tuple(numbers)
+        self.numbers = PartitionNumbers(numbers)
         if self.numbers != tuple(range(len(numbers))):
             raise InvalidConfigError(
                 "some partitions of the topic are missing, so a record cannot choose one; name it with partition=",
