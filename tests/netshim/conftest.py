@@ -1,4 +1,4 @@
-"""A directory with two topics, and the groups over it."""
+"""A directory with two topics, and the groups over it; a broker over an empty one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from support.bench import Bench
 from support.rig import Rig
 
 
@@ -17,3 +18,10 @@ def rig(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Rig]:
         made.logdir.create_topic("orders", 3)
         made.logdir.create_topic("other", 1)
         yield made
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path / "data")
+    yield made
+    made.close()
