@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from logcore import LogDir
@@ -20,7 +21,7 @@ from netshim.settings import Settings
 from netshim.sharing import GroupsBesideOthers, TransactionsBesideOthers
 from netshim.state import Call, State
 from netshim.transactions import TransactionHost
-from netshim.waiting import Answer, CloseConnection, Submit
+from netshim.waiting import PIECE, Answer, CloseConnection, Later, Submit
 from netshim.wire import codes
 
 _log = logging.getLogger("netshim")
@@ -74,6 +75,10 @@ _NOTED: Final = frozenset(
         wire.OFFSET_DELETE,
     )
 )
+#: A request with more entries than this is refused where too many are worked on in pieces. Others are done whole then.
+_LARGE_ENTRIES: Final = 10 * PIECE
+#: The turns of encoding large answers: one at a time, so that the other threads are free for the disk.
+_LARGE_ANSWERS: Final = "large answers"
 #: What a client wants that asks for an API that is not served.
 _FEATURES: Final = {
     wire.SASL_HANDSHAKE.key: "authentication and TLS",
@@ -92,13 +97,19 @@ def tells(frame: memoryview) -> bool:
 class Broker:
     """One broker over a LogDir that is open for writing. submit(work, done): runs work where it may wait for the disk,
     then, in the broker's thread, tells state.hear() the time and calls done(result or exception). new_id: gives the
-    part of a member id that no other has.
+    part of a member id that no other has. later(action): calls action in another turn of the loop; by default through
+    submit.
     """
 
     def __init__(
-        self, logdir: LogDir, settings: Settings, submit: Submit, new_id: Callable[[], str] | None = None
+        self,
+        logdir: LogDir,
+        settings: Settings,
+        submit: Submit,
+        new_id: Callable[[], str] | None = None,
+        later: Later | None = None,
     ) -> None:
-        self.state = State(logdir, settings, submit)
+        self.state = State(logdir, settings, submit, later)
         if logdir.is_shared:
             self.state.groups = GroupsBesideOthers(self.state)
             self.state.transactions = TransactionsBesideOthers(self.state)
@@ -125,10 +136,12 @@ class Broker:
             if handler is None or (self.state.is_shared and header.api_key in NOT_SHARED):
                 self._say_unserved(header, session.peer, now_ms)
                 raise CloseConnection(f"{api.name} is not served")
-            request = wire.decode_request(header, frame)
+            request, entries = wire.decode_counted_request(header, frame, self.state.settings.max_request_entries)
         except wire.ProtocolError as error:
             self._say_unknown(frame, session.peer, now_ms)
             raise CloseConnection(str(error)) from error
+        if entries > _LARGE_ENTRIES and self.state.pieces.is_full:
+            raise CloseConnection(f"{api.name} of {entries} entries, where many large requests are in work already")
         call = Call(session, header.api_key, version, header.client_id, now_ms)
         try:
             response = handler(request, call, self.state)
@@ -137,20 +150,22 @@ class Broker:
         except Exception as error:
             response = error
         if isinstance(response, Answer):
-            encoded = Answer(is_parked=api.key in _PARKED)
+            encoded = Answer(is_parked=api.key in _PARKED, is_in_pieces=response.is_in_pieces)
             waited = response
             encoded.when_cancelled(waited.cancel)
+            is_large = waited.is_in_pieces or entries > PIECE
 
             def ready(value: object) -> None:
-                self._note(call, api, value)
-                encoded.set(self._later(api, version, header.correlation_id, value))
+                tell = partial(self._told, call, api, header.correlation_id, value)
+                if is_large:  # 10,000 new topics with their configs would hold the loop for 0.5 s
+                    self.state.in_turn(_LARGE_ANSWERS, tell, encoded.set)
+                else:
+                    encoded.set(tell())
 
             waited.then(ready)
             return encoded
-        self._note(call, api, response)
-        if response is None:
-            return None
-        return self._encode(api, version, header.correlation_id, response)
+        told: list[Piece] | None = self._told(call, api, header.correlation_id, response)
+        return told
 
     def _say_unserved(self, header: wire.Header, peer: str, now_ms: int) -> None:
         name = wire.APIS[header.api_key].name
@@ -183,15 +198,18 @@ class Broker:
 
     def _note(self, call: Call, api: wire.Api[Any, Any], response: object) -> None:
         """Logs what was refused. Fetch and Produce say so themselves: they are asked most, and say more."""
-        if api.key in _NOTED and response is not None and not isinstance(response, Exception):
+        if api.key in _NOTED and not isinstance(response, Exception):
             for code, message in errors_in(response):
                 self.state.journal.refused(call, api.name, code, message)
 
-    def _later(self, api: wire.Api[Any, Any], version: int, correlation_id: int, value: object) -> object:
-        """The content of an Answer: the response, None for no response, or an error that ends the connection."""
-        if value is None or isinstance(value, CloseConnection):
-            return value
-        return self._encode(api, version, correlation_id, value)
+    def _told(self, call: Call, api: wire.Api[Any, Any], correlation_id: int, response: object) -> Any:
+        """What leaves for a response or an error of ours: frames, or, as they are, None and an error that ends the
+        connection. Logs what was refused. May be called in any thread.
+        """
+        if response is None or isinstance(response, CloseConnection):
+            return response
+        self._note(call, api, response)
+        return self._encode(api, call.version, correlation_id, response)
 
     def _encode(self, api: wire.Api[Any, Any], version: int, correlation_id: int, response: object) -> list[Piece]:
         """A response as frames; for an error of ours, or a response that cannot be encoded, the API's error form."""

@@ -4,6 +4,7 @@ Rules (wire protocol section 2; limits: docs/netshim.md, Settings):
 - Responses leave in the order of their requests, whichever is ready first.
 - Requests are worked on at once, whatever came before, but for those that tell what earlier ones change: such a one
   waits until they are answered. It does not wait for those that are parked, which change nothing until they are.
+- Behind a request that is worked on in pieces each waits, for that one has not begun all its changes.
 - A frame is 4 bytes of size and as many bytes. A size below 0 or above the limit ends the connection without an answer.
 - The buffer grows with the bytes that came, never with the size that was announced.
 - Room for large frames is shared. Who waits for it is not called slow; who is slow gives it up to those who wait.
@@ -325,9 +326,17 @@ class Connection:
         return (
             self._draining
             or (self._is_behind and self._is_changing())
+            or self._is_in_pieces()
             or len(self._slots) >= self._settings.max_pipelined_requests
             or self.unsent_bytes > self._settings.max_unread_bytes
         )
+
+    def _is_in_pieces(self) -> bool:
+        """Whether the last request that was taken is worked on in pieces."""
+        if not self._slots:
+            return False
+        last = self._slots[-1]
+        return isinstance(last, Answer) and last.is_in_pieces and not last.is_set
 
     def _is_changing(self) -> bool:
         """Whether an earlier request is still worked on."""

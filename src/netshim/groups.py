@@ -54,7 +54,7 @@ from netshim.offsets import OffsetsTopic
 from netshim.settings import Settings
 from netshim.state import State
 from netshim.subscriptions import ServedTopics, compile_pattern
-from netshim.waiting import Answer, answer_with
+from netshim.waiting import Answer, Steps, answer_with, whole
 
 _log = logging.getLogger("netshim")
 
@@ -153,6 +153,7 @@ class Groups:
         self._effects: deque[Effect] = deque()  # not carried out yet
         self._is_acting = False
         self._is_loaded = False
+        self._is_catching_up = False  # requests that waited for the groups are begun
         self._loading: list[Failed] | None = None  # waiting callers of load(); None while it does not run
 
     # -- effects
@@ -221,11 +222,23 @@ class Groups:
         def go_on(error: GroupError | None) -> None:
             if error is not None:
                 answer.set(refuse(error))
-            else:
+                return
+            self._is_catching_up = True
+            try:
                 answer_with(handle, answer)
+            finally:
+                self._is_catching_up = False
 
         self.load(now_ms, go_on)
         return answer
+
+    def in_pieces(self, steps: Steps[T]) -> T | Answer:
+        """As State.in_pieces(); for what when_known() calls. What has waited for the groups is done whole: the next one
+        that waited begins behind it at once, and would overtake the rest of it.
+        """
+        if self._is_catching_up:
+            return whole(steps)
+        return self._state.in_pieces(steps)
 
     def load(self, now_ms: int, done: Failed) -> None:
         """Reads the stored groups, once; done(None) once they are known, done(error) if they cannot be read."""

@@ -324,7 +324,7 @@ class Server:
             await self.loop.run_in_executor(self._pool, self._read_ids)
             if not self.logdir.was_clean:
                 await self.loop.run_in_executor(self._pool, self._recover)
-            self.broker = Broker(self.logdir, self.settings, self._submit, self._new_id)
+            self.broker = Broker(self.logdir, self.settings, self._submit, self._new_id, self.loop.call_soon)
             self._thread_id = threading.get_ident()
             if not self._shared:
                 self.logdir.forget_topic = self._forget_topic

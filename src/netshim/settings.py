@@ -67,6 +67,9 @@ class Settings:
     offset_metadata_max_bytes: int = _setting(4_096, 0, doc="Most text that goes with a committed offset.")
     fetch_max_bytes: int = _setting(57_671_680, 1_024, doc="Most that one fetch returns, but never less than a batch.")
     max_request_bytes: int = _setting(104_857_600, 1_024, doc="Largest request; a larger one ends its connection.")
+    max_request_entries: int = _setting(
+        100_000, 1_000, doc="Most partitions, topics and names in a request; one with more ends its connection."
+    )
     max_buffered_bytes: int = _setting(
         256 << 20, 1 << 20, 1 << 40, doc="Most of unfinished requests, of all connections; above it, reading waits."
     )

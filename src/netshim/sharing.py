@@ -46,7 +46,7 @@ from logcore.producer.coordinator import TransactionCoordinator
 from netshim.groups import group_rules, news_of
 from netshim.state import State
 from netshim.transactions import Markers
-from netshim.waiting import Answer, pass_on
+from netshim.waiting import Answer, Steps, pass_on, whole
 
 _log = logging.getLogger("netshim")
 
@@ -104,6 +104,10 @@ class GroupsBesideOthers:
 
         self._state.in_turn(_GROUPS, turn, done)
         return answer
+
+    def in_pieces(self, steps: Steps[_T]) -> _T:
+        """The response of steps that are done in a turn: all of them, for that has a thread of its own."""
+        return whole(steps)
 
     def _open(self) -> SharedGroups:
         if self._groups is None:

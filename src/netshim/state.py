@@ -26,7 +26,7 @@ from logcore.checkpoint import Key
 from netshim.journal import Journal
 from netshim.session import Session
 from netshim.settings import Settings
-from netshim.waiting import Answer, Submit, Syncs, Timers, Waiting, answer_with, pass_on
+from netshim.waiting import Answer, Later, Pieces, Steps, Submit, Syncs, Timers, Waiting, answer_with, pass_on
 
 _log = logging.getLogger("netshim")
 
@@ -78,10 +78,17 @@ def _outcome(work: Callable[[], Any]) -> Any:
         return error
 
 
-class State:
-    """One broker's state. logdir: opened for writing; submit: how to run work that may wait for the disk."""
+def _behind_work(submit: Submit, action: Callable[[], None]) -> None:
+    """Calls an action behind work that was submitted, and so in another turn of the loop."""
+    submit(lambda: None, lambda _: action())
 
-    def __init__(self, logdir: LogDir, settings: Settings, submit: Submit) -> None:
+
+class State:
+    """One broker's state. logdir: opened for writing; submit: how to run work that may wait for the disk; later: how to
+    call a function in another turn of the loop, by default through submit.
+    """
+
+    def __init__(self, logdir: LogDir, settings: Settings, submit: Submit, later: Later | None = None) -> None:
         self.is_shared = logdir.is_shared
         logdir.has_coordinator = not self.is_shared
         self.logdir = logdir
@@ -91,6 +98,7 @@ class State:
         self.journal = Journal()
         self.fetches = Waiting()
         self.syncs = Syncs(submit, policy_waits=logdir.durability.waits)
+        self.pieces = Pieces(later or partial(_behind_work, submit))
         self.is_stopping = False
         self.now_ms = 0  # the latest time heard of
         self.groups: Any = None  # set by the broker; groups know the state, not the other way round
@@ -186,25 +194,44 @@ class State:
         go_on()
         return answer
 
-    def in_order(self, keys: Iterable[Key], handle: Callable[[], _T]) -> _T | Answer:
-        """As when_open(), and behind all earlier calls for one of the keys. Otherwise a call that waits for many logs
-        would be overtaken by a later one that waits for fewer.
+    def in_pieces(self, steps: Steps[_T]) -> _T | Answer:
+        """The response of a request that is done in steps, or the Answer that will hold it."""
+        if self._failures:
+            steps = self._with_failures(steps, self._failures)
+        return self.pieces.run(steps)
+
+    def _with_failures(self, steps: Steps[_T], failures: Mapping[Key, LogcoreError]) -> Steps[_T]:
+        """Steps of a request for which logs could not be opened: each of them has to see which."""
+        while True:
+            self._failures = failures
+            try:
+                next(steps)
+            except StopIteration as end:
+                response: _T = end.value
+                return response
+            finally:
+                self._failures = {}
+            yield
+
+    def in_order(self, keys: Iterable[Key], begin: Callable[[], Steps[_T]]) -> _T | Answer:
+        """As when_open(), in steps, and behind all earlier calls for one of the keys. Otherwise a call that waits for
+        many logs would be overtaken by a later one that waits for fewer.
         """
         those = list(dict.fromkeys(keys))
         if not any(key in self._lines or self._is_to_open(key) for key in those):
-            return handle()
+            return self.in_pieces(begin())
         answer = Answer()
 
         def start(own: _InLine) -> None:
-            def begin() -> _T:
+            def until_over() -> Steps[_T]:
                 try:
-                    return handle()
+                    return (yield from begin())
                 finally:
                     self._leave(own)
 
             def begin_when_open() -> _T | Answer:
                 try:
-                    return self.when_open(those, begin)
+                    return self.when_open(those, lambda: self.in_pieces(until_over()))
                 except BaseException:
                     self._leave(own)  # or those behind it would wait for ever
                     raise

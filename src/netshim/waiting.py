@@ -1,17 +1,20 @@
-"""How the parts of a broker wait: for an answer, a time, an append, a sync.
+"""How the parts of a broker wait: for an answer, a time, an append, a sync, their turn.
 
 Rules:
 - One thread. Everything here is called from the broker's thread, except the work given to `submit`.
 - Nothing here reads a clock or waits: the time comes with each call, what must happen later is a timer or an Answer.
 - An error of one waiter is not for the others, nor for the caller that woke them.
+- A handler that goes through all a request names does so in Steps, for a request may name 100,000 partitions: after
+  PIECE of them others have their turn. What it has seen may have changed by the next one.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, Final, TypeVar
 
 from logcore import Log, LogcoreError
 from logcore.checkpoint import Key
@@ -19,8 +22,18 @@ from logcore.coordination import timers
 
 _log = logging.getLogger("netshim")
 
+_T = TypeVar("_T")
+#: Work on a request that yields where a piece of it is over, and returns the response.
+Steps = Generator[None, None, _T]
+#: So many partitions, topics or names of a request are a piece: some 10 ms where each costs most.
+PIECE: Final = 1_000
+#: Requests in pieces at a time, for each holds what it has so far.
+MOST_IN_PIECES: Final = 16
+
 #: Runs work where it may wait for the disk, then calls done(result or exception) in the broker's thread.
 Submit = Callable[[Callable[[], Any], Callable[[Any], None]], None]
+#: Calls a function in another turn of the loop.
+Later = Callable[[Callable[[], None]], object]
 
 
 class CloseConnection(Exception):
@@ -31,12 +44,14 @@ class Answer:
     """A response that comes later: set once, and told to the caller that asked for it.
 
     is_parked: it waits for records or for other members, for as long as the client said, and nothing works on it.
+    is_in_pieces: until it is set, its connection begins no other request, which might overtake the rest of it.
     """
 
-    __slots__ = ("_cancel", "_then", "is_cancelled", "is_parked", "is_set", "value")
+    __slots__ = ("_cancel", "_then", "is_cancelled", "is_in_pieces", "is_parked", "is_set", "value")
 
-    def __init__(self, *, is_parked: bool = False) -> None:
+    def __init__(self, *, is_parked: bool = False, is_in_pieces: bool = False) -> None:
         self.is_parked = is_parked
+        self.is_in_pieces = is_in_pieces
         self.is_set = False
         self.is_cancelled = False
         self.value: Any = None
@@ -96,6 +111,80 @@ def answer_with(handle: Callable[[], object], answer: Answer) -> None:
     except Exception as error:
         response = error
     pass_on(response, answer)
+
+
+class Pace:
+    """Says when a piece of a request is over. One for each request."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = PIECE
+
+    def is_over(self) -> bool:
+        """To be asked once for each partition, topic or name."""
+        self._left -= 1
+        if self._left > 0:
+            return False
+        self._left = PIECE
+        return True
+
+
+def whole(steps: Steps[_T]) -> _T:
+    """The response of steps that are done at once."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            response: _T = end.value
+            return response
+
+
+class Pieces:
+    """Requests in pieces. A turn of the loop does one piece of one of them, whatever their number."""
+
+    def __init__(self, later: Later) -> None:
+        self._later = later
+        self._line: deque[tuple[Steps[Any], Answer]] = deque()
+        self._is_called = False
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._line) >= MOST_IN_PIECES
+
+    def run(self, steps: Steps[_T]) -> _T | Answer:
+        """Does the first piece. The response if that was all, else the Answer that will hold it. Raises what the first
+        piece raises. Where too many requests are in pieces, all is done at once.
+        """
+        try:
+            next(steps)
+            while self.is_full:
+                next(steps)
+        except StopIteration as end:
+            response: _T = end.value
+            return response
+        answer = Answer(is_in_pieces=True)
+        self._line.append((steps, answer))
+        self._call()
+        return answer
+
+    def _call(self) -> None:
+        if self._line and not self._is_called:
+            self._is_called = True
+            self._later(self._next)
+
+    def _next(self) -> None:
+        self._is_called = False
+        steps, answer = self._line.popleft()
+        try:
+            next(steps)
+        except StopIteration as end:
+            pass_on(end.value, answer)
+        except Exception as error:
+            answer.set(error)
+        else:
+            self._line.append((steps, answer))
+        self._call()
 
 
 class Timers:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from netshim import wire
+from netshim import waiting, wire
 from support.hostileframes import Variants
 from support.hostileworld import Errors, World, resident_bytes
 
@@ -50,13 +50,17 @@ def errors() -> Iterator[Errors]:
 
 
 def lived(seed: int, strangers: int, errors: Errors) -> World:
+    """In every second life requests of more than three partitions are done in pieces."""
     before = resident_bytes()
-    world = World(seed, strangers, errors)
-    try:
-        world.live()
-    except Exception as error:
-        error.add_note(f"seed {seed}, {strangers} strangers")
-        raise
+    with pytest.MonkeyPatch.context() as patch:
+        if seed % 2:
+            patch.setattr(waiting, "PIECE", 3)
+        world = World(seed, strangers, errors)
+        try:
+            world.live()
+        except Exception as error:
+            error.add_note(f"seed {seed}, {strangers} strangers")
+            raise
     assert world.most_bytes - before < LIFE_BYTES, f"seed {seed}: {world.most_bytes - before} bytes"
     return world
 

@@ -15,9 +15,9 @@ from logcore.coordination.group import Group
 from logcore.format.consumergrouprecords import Partitions
 from netshim import wire
 from netshim.groups import Groups
-from netshim.handlers.group import GROUP_OPERATIONS, NOT_ASKED, code_of_group, when_loaded
+from netshim.handlers.group import GROUP_OPERATIONS, NOT_ASKED, code_of_group, in_steps, when_loaded
 from netshim.state import Call, State
-from netshim.waiting import Answer
+from netshim.waiting import Answer, Pace, Steps
 from netshim.wire import codes
 
 if TYPE_CHECKING:
@@ -113,11 +113,17 @@ def _refuse_describe(request: ConsumerGroupDescribeRequest, call: Call, code: in
 
 
 @when_loaded(_refuse_describe)
+@in_steps
 def consumer_group_describe(
     request: ConsumerGroupDescribeRequest, call: Call, groups: Groups, state: State
-) -> ConsumerGroupDescribeResponse:
+) -> Steps[ConsumerGroupDescribeResponse]:
     operations = GROUP_OPERATIONS if request.include_authorized_operations else NOT_ASKED
-    described = [_described(group_id, groups.get(group_id), operations, state) for group_id in request.group_ids]
+    described = []
+    pace = Pace()
+    for group_id in request.group_ids:
+        if pace.is_over():
+            yield
+        described.append(_described(group_id, groups.get(group_id), operations, state))
     return wire.CONSUMER_GROUP_DESCRIBE.Response(groups=described)
 
 

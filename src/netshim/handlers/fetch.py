@@ -26,7 +26,7 @@ from netshim.handlers.partitions import (
     when_transactions_are_known,
 )
 from netshim.state import Call, State
-from netshim.waiting import Answer
+from netshim.waiting import Answer, Pace, Steps
 from netshim.wire import codes
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def fetch(request: FetchRequest, call: Call, state: State) -> FetchResponse | An
     ]
 
     def begin() -> FetchResponse | Answer:
-        return _fetch(request, names, call, state)
+        return state.in_pieces(_fetch(request, names, call, state))
 
     def begin_committed() -> FetchResponse | Answer:
         return when_transactions_are_known(asked, begin, state) or begin()
@@ -69,7 +69,7 @@ def fetch(request: FetchRequest, call: Call, state: State) -> FetchResponse | An
     return state.when_open(asked, begin)
 
 
-def _fetch(request: FetchRequest, names: list[str | None], call: Call, state: State) -> FetchResponse | Answer:
+def _fetch(request: FetchRequest, names: list[str | None], call: Call, state: State) -> Steps[FetchResponse | Answer]:
     """As fetch(). The logs are open; names: of the topics in the request."""
     response_type = wire.FETCH.Response
     if request.session_id and request.session_epoch > 0:
@@ -85,7 +85,7 @@ def _fetch(request: FetchRequest, names: list[str | None], call: Call, state: St
     growth = None
     if request.max_wait_ms > 0 and request.min_bytes > 1:  # others append meanwhile: what is looked at later may count
         growth = _Growth(_extent(keys, state, committed=request.isolation_level == 1))
-    response, size, settled = _collect(request, wanted, call, state)
+    response, size, settled = yield from _collect(request, wanted, call, state)
     deadline_ms = call.now_ms + min(request.max_wait_ms, _MAX_WAIT_MS)
     if settled or not wanted or request.max_wait_ms <= 0 or size >= min(request.min_bytes, request.max_bytes):
         return response
@@ -151,6 +151,8 @@ def _park(
     answer = Answer()
     enough = min(request.min_bytes, request.max_bytes)
     missing = enough - size
+    is_looking = False
+    was_called = False
 
     def forget() -> None:
         state.fetches.remove(keys, look)
@@ -161,24 +163,43 @@ def _park(
         answer.set(response)
 
     def look(now_ms: int) -> None:
-        nonlocal missing
+        nonlocal is_looking, was_called
+        if is_looking:
+            was_called = True
+            return
         now = None
         if growth is not None:
             now = _extent(keys, state, committed=request.isolation_level == 1)
             is_due = now_ms >= deadline_ms or state.is_stopping
             if not is_due and not growth.may_reach(missing, now):
                 return
+        is_looking = True
         try:
-            response, size, settled = _collect(request, wanted, call, state)
+            found = state.in_pieces(_collect(request, wanted, call, state))
         except Exception as error:  # it belongs to this request, not to the one that woke it
             finish(error)
             return
+        if isinstance(found, Answer):
+            found.then(lambda value: looked(value, now, state.now_ms))
+        else:
+            looked(found, now, now_ms)
+
+    def looked(found: tuple[FetchResponse, int, bool] | Exception, now: _Extent | None, now_ms: int) -> None:
+        nonlocal missing, is_looking, was_called
+        is_looking = False
+        if isinstance(found, Exception):
+            finish(found)
+            return
+        response, size, settled = found
         if settled or now_ms >= deadline_ms or size >= enough:
             finish(response)
             return
         missing = enough - size
         if growth is not None:
             growth.found(now)
+        if was_called:  # in the pieces that were done by then something may have changed
+            was_called = False
+            look(now_ms)
 
     timer = state.timers.at(deadline_ms, look)
     state.fetches.add(keys, look)
@@ -210,7 +231,9 @@ def _extent(keys: list[tuple[str, int]], state: State, *, committed: bool) -> _E
     return _Extent(written, taken, readable, ends)
 
 
-def _collect(request: FetchRequest, wanted: list[_Wanted], call: Call, state: State) -> tuple[FetchResponse, int, bool]:
+def _collect(
+    request: FetchRequest, wanted: list[_Wanted], call: Call, state: State
+) -> Steps[tuple[FetchResponse, int, bool]]:
     """(response, bytes of records in it, whether it has to go out at once)."""
     response_type = wire.FETCH.Response
     topic_type = response_type.Topic
@@ -221,7 +244,10 @@ def _collect(request: FetchRequest, wanted: list[_Wanted], call: Call, state: St
     left = min(request.max_bytes, state.settings.fetch_max_bytes)
     committed = request.isolation_level == 1
     current = None
+    pace = Pace()
     for asked, name, partition in wanted:
+        if pace.is_over():
+            yield
         if asked is not current:
             current = asked
             topics.append(topic_type(topic=asked.topic, topic_id=asked.topic_id, partitions=[]))

@@ -7,7 +7,7 @@ Rules (wire protocol section 7):
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -18,7 +18,7 @@ from netshim import wire
 from netshim.groups import Groups
 from netshim.sharing import GroupsBesideOthers
 from netshim.state import Call, State
-from netshim.waiting import Answer
+from netshim.waiting import Answer, Pace, Steps
 from netshim.wire import codes
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ ResponseT = TypeVar("ResponseT")
 Refuse = Callable[[RequestT, Call, int], ResponseT]
 AnyGroups = Groups | GroupsBesideOthers
 GroupHandler = Callable[[RequestT, Call, Any, State], ResponseT | Answer]
+SteppedHandler = Callable[[RequestT, Call, Any, State], Steps[ResponseT | Answer]]
 Handler = Callable[[RequestT, Call, State], ResponseT | Answer]
 
 
@@ -126,7 +127,20 @@ def when_loaded(
     return wrap
 
 
-def find_coordinator(request: FindCoordinatorRequest, call: Call, state: State) -> FindCoordinatorResponse:
+def in_steps(handler: SteppedHandler[RequestT, ResponseT]) -> GroupHandler[RequestT, ResponseT]:
+    """A handler that is done in steps, as one to be given to when_loaded()."""
+
+    def handle(request: RequestT, call: Call, groups: AnyGroups, state: State) -> ResponseT | Answer:
+        return groups.in_pieces(handler(request, call, groups, state))
+
+    return handle
+
+
+def find_coordinator(request: FindCoordinatorRequest, call: Call, state: State) -> FindCoordinatorResponse | Answer:
+    return state.in_pieces(_find_coordinator(request, call, state))
+
+
+def _find_coordinator(request: FindCoordinatorRequest, call: Call, state: State) -> Steps[FindCoordinatorResponse]:
     """The coordinator of every group and transaction is this broker."""
     response_type = wire.FIND_COORDINATOR.Response
 
@@ -142,9 +156,13 @@ def find_coordinator(request: FindCoordinatorRequest, call: Call, state: State) 
 
     if call.version < 4:
         return response_type(**place(request.key))
-    return response_type(
-        coordinators=[response_type.Coordinator(key=key, **place(key)) for key in request.coordinator_keys]
-    )
+    coordinators = []
+    pace = Pace()
+    for key in request.coordinator_keys:
+        if pace.is_over():
+            yield
+        coordinators.append(response_type.Coordinator(key=key, **place(key)))
+    return response_type(coordinators=coordinators)
 
 
 # -- members -------------------------------------------------------------------------------------------------------
@@ -274,20 +292,17 @@ def _refuse_commit(request: OffsetCommitRequest, call: Call, code: int) -> Offse
 
 
 @when_loaded(_refuse_commit)
+@in_steps
 def offset_commit(
     request: OffsetCommitRequest, call: Call, groups: AnyGroups, state: State
-) -> OffsetCommitResponse | Answer:
+) -> Steps[OffsetCommitResponse | Answer]:
     """Partitions that do not exist fail alone; a group that refuses the commit fails all others."""
     response = _refuse_commit(request, call, codes.NONE)
-    known = []
-    for topic, answered in zip(request.topics, response.topics, strict=True):
-        numbers = state.numbers_of(topic.name)
-        for partition, result in zip(topic.partitions, answered.partitions, strict=True):
-            if partition.partition_index in numbers:
-                known.append((topic.name, partition, result))
-            else:
-                result.error_code = codes.UNKNOWN_TOPIC_OR_PARTITION
-    if not known:
+    expire_ms = -1
+    if request.retention_time_ms >= 0:  # of versions 2 to 4
+        expire_ms = call.now_ms + min(request.retention_time_ms, 2**62)
+    offsets, results = yield from offsets_in(request.topics, response.topics, call, state, expire_ms)
+    if not results:
         return response
     who = Committer(
         request.group_id,
@@ -296,33 +311,50 @@ def offset_commit(
         request.group_instance_id,
         knows_epochs=call.version >= _EPOCHS_SINCE,
     )
-    now_ms = call.now_ms
-    expire_ms = -1
-    if request.retention_time_ms >= 0:  # of versions 2 to 4
-        expire_ms = now_ms + min(request.retention_time_ms, 2**62)
-    offsets: dict[tuple[str, int], Committed] = {}
-    for name, partition, result in known:
-        metadata = partition.committed_metadata or ""
-        if not metadata_fits(metadata, state):
-            result.error_code = codes.OFFSET_METADATA_TOO_LARGE
-            continue
-        offsets[name, partition.partition_index] = Committed(
-            partition.committed_offset,
-            partition.committed_leader_epoch,
-            metadata,
-            now_ms,
-            expire_ms,
-        )
     answer = Answer()
 
     def done(error: GroupError | None) -> None:
         code = _code_of(error, call)
-        for _, _, result in known:
+        for result in results:
             result.error_code = code or result.error_code
         answer.set(response)
 
-    groups.commit(who, offsets, now_ms, done)
+    groups.commit(who, offsets, call.now_ms, done)
     return answer
+
+
+def offsets_in(
+    topics: Sequence[Any], answered_topics: Sequence[Any], call: Call, state: State, expire_ms: int = -1
+) -> Steps[tuple[dict[tuple[str, int], Committed], list[Any]]]:
+    """What a request commits, and the results of partitions that exist. Others have their code afterwards, and so have
+    those whose metadata is too large.
+    """
+    offsets: dict[tuple[str, int], Committed] = {}
+    results = []
+    pace = Pace()
+    for topic, answered in zip(topics, answered_topics, strict=True):
+        numbers = state.numbers_of(topic.name)
+        for partition, result in zip(topic.partitions, answered.partitions, strict=True):
+            if pace.is_over():
+                yield
+            if partition.partition_index not in numbers:
+                result.error_code = codes.UNKNOWN_TOPIC_OR_PARTITION
+                continue
+            results.append(result)
+            metadata = partition.committed_metadata or ""
+            if not metadata_fits(metadata, state):
+                result.error_code = codes.OFFSET_METADATA_TOO_LARGE
+                continue
+            offsets[topic.name, partition.partition_index] = Committed(
+                partition.committed_offset, partition.committed_leader_epoch, metadata, call.now_ms, expire_ms
+            )
+    for topic, answered in zip(topics, answered_topics, strict=True):
+        # Deleted between two pieces. A later topic of that name must not find these offsets.
+        if topic.name not in state.logdir:
+            for partition, result in zip(topic.partitions, answered.partitions, strict=True):
+                result.error_code = codes.UNKNOWN_TOPIC_OR_PARTITION
+                offsets.pop((topic.name, partition.partition_index), None)
+    return offsets, results
 
 
 def _refuse_fetch(request: OffsetFetchRequest, call: Call, code: int) -> OffsetFetchResponse:
@@ -333,32 +365,48 @@ def _refuse_fetch(request: OffsetFetchRequest, call: Call, code: int) -> OffsetF
         )
     if call.version >= 2:
         return response_type(error_code=code)
-    response = response_type(topics=_fetched(response_type.Topic, request.topics, None))
-    for topic in response.topics:
-        for partition in topic.partitions:
-            partition.error_code = code
-    return response
+    topic_type = response_type.Topic
+    return response_type(
+        topics=[
+            topic_type(
+                name=topic.name,
+                partitions=[
+                    topic_type.Partition(partition_index=number, committed_offset=-1, metadata="", error_code=code)
+                    for number in topic.partition_indexes
+                ],
+            )
+            for topic in request.topics or ()
+        ]
+    )
 
 
 @when_loaded(_refuse_fetch)
-def offset_fetch(request: OffsetFetchRequest, call: Call, groups: AnyGroups, state: State) -> OffsetFetchResponse:
+@in_steps
+def offset_fetch(
+    request: OffsetFetchRequest, call: Call, groups: AnyGroups, state: State
+) -> Steps[OffsetFetchResponse]:
     """A partition without a commit has offset -1 and no error. Null topics ask for all commits.
 
     With require_stable, a partition that an open transaction may commit has an error, so that the client asks again.
     """
     response_type = wire.OFFSET_FETCH.Response
     is_strict = request.require_stable
+    pace = Pace()
     if call.version < 8:
         group = groups.get(request.group_id)
-        return response_type(topics=_fetched(response_type.Topic, request.topics, group, is_strict=is_strict))
-    return response_type(
-        groups=[_fetched_group(asked, call, groups.get(asked.group_id), is_strict) for asked in request.groups]
-    )
+        topics = yield from _fetched(response_type.Topic, request.topics, group, is_strict, pace)
+        return response_type(topics=topics)
+    fetched = []
+    for asked in request.groups:
+        if pace.is_over():
+            yield
+        fetched.append((yield from _fetched_group(asked, call, groups.get(asked.group_id), is_strict, pace)))
+    return response_type(groups=fetched)
 
 
 def _fetched_group(
-    asked: OffsetFetchRequest.Group, call: Call, group: Group | None, is_strict: bool
-) -> OffsetFetchResponse.Group:
+    asked: OffsetFetchRequest.Group, call: Call, group: Group | None, is_strict: bool, pace: Pace
+) -> Steps[OffsetFetchResponse.Group]:
     """A member of the consumer protocol that names its id has to be one, with its present epoch."""
     group_type = wire.OFFSET_FETCH.Response.Group
     is_named = asked.member_id is not None or asked.member_epoch >= 0
@@ -366,11 +414,11 @@ def _fetched_group(
         error = group.consumers.check_epoch(asked.member_id or "", asked.member_epoch)
         if error is not None:
             return group_type(group_id=asked.group_id, error_code=_code_of(error, call))
-    topics = _fetched(group_type.Topic, asked.topics, group, is_strict=is_strict)
+    topics = yield from _fetched(group_type.Topic, asked.topics, group, is_strict, pace)
     return group_type(group_id=asked.group_id, topics=topics)
 
 
-def _fetched(topic_type: Any, topics: Any, group: Group | None, *, is_strict: bool = False) -> list[Any]:
+def _fetched(topic_type: Any, topics: Any, group: Group | None, is_strict: bool, pace: Pace) -> Steps[list[Any]]:
     if group is None:
         offsets = {}
     else:
@@ -388,6 +436,8 @@ def _fetched(topic_type: Any, topics: Any, group: Group | None, *, is_strict: bo
     for name, numbers in wanted:
         partitions = []
         for number in numbers:
+            if pace.is_over():
+                yield
             partition = topic_type.Partition(partition_index=number, committed_offset=-1, metadata="")
             partitions.append(partition)
             if is_strict and group is not None and group.is_unstable((name, number)):
@@ -407,9 +457,10 @@ def _refuse_delete_offsets(request: OffsetDeleteRequest, call: Call, code: int) 
 
 
 @when_loaded(_refuse_delete_offsets)
+@in_steps
 def offset_delete(
     request: OffsetDeleteRequest, call: Call, groups: AnyGroups, state: State
-) -> OffsetDeleteResponse | Answer:
+) -> Steps[OffsetDeleteResponse | Answer]:
     response_type = wire.OFFSET_DELETE.Response
     if not request.group_id:
         return response_type(error_code=codes.INVALID_GROUP_ID)
@@ -421,10 +472,13 @@ def offset_delete(
     keys = []
     stored = []
     topics = []
+    pace = Pace()
     for topic in request.topics:
         numbers = state.numbers_of(topic.name)
         results = []
         for partition in topic.partitions:
+            if pace.is_over():
+                yield
             number = partition.partition_index
             result = response_type.Topic.Partition(partition_index=number)
             results.append(result)
@@ -458,9 +512,10 @@ def _refuse_describe(request: DescribeGroupsRequest, call: Call, code: int) -> D
 
 
 @when_loaded(_refuse_describe)
+@in_steps
 def describe_groups(
     request: DescribeGroupsRequest, call: Call, groups: AnyGroups, state: State
-) -> DescribeGroupsResponse:
+) -> Steps[DescribeGroupsResponse]:
     """A group that does not exist, or is not of the classic protocol, is Dead. Subscriptions and assignments are given
     for a Stable group only.
     """
@@ -469,7 +524,10 @@ def describe_groups(
     if request.include_authorized_operations:
         operations = GROUP_OPERATIONS
     results = []
+    pace = Pace()
     for group_id in request.groups:
+        if pace.is_over():
+            yield
         group = groups.get(group_id)
         if group is None or group.consumers is not None:
             missing = group_type(group_id=group_id, group_state=DEAD, authorized_operations=operations)
@@ -509,22 +567,26 @@ def describe_groups(
 
 
 @when_loaded(lambda request, call, code: wire.LIST_GROUPS.Response(error_code=code))
-def list_groups(request: ListGroupsRequest, call: Call, groups: AnyGroups, state: State) -> ListGroupsResponse:
+@in_steps
+def list_groups(request: ListGroupsRequest, call: Call, groups: AnyGroups, state: State) -> Steps[ListGroupsResponse]:
     group_type = wire.LIST_GROUPS.Response.Group
     states = {name.lower() for name in request.states_filter}
     types = {name.lower() for name in request.types_filter}
-    return wire.LIST_GROUPS.Response(
-        groups=[
-            group_type(
-                group_id=group.group_id,
-                protocol_type=group.protocol_type,
-                group_state=group.state,
-                group_type=_type_of(group),
+    listed = []
+    pace = Pace()
+    for group in list(groups.all()):
+        if pace.is_over():
+            yield
+        if (not states or group.state.lower() in states) and (not types or _type_of(group) in types):
+            listed.append(
+                group_type(
+                    group_id=group.group_id,
+                    protocol_type=group.protocol_type,
+                    group_state=group.state,
+                    group_type=_type_of(group),
+                )
             )
-            for group in groups.all()
-            if (not states or group.state.lower() in states) and (not types or _type_of(group) in types)
-        ]
-    )
+    return wire.LIST_GROUPS.Response(groups=listed)
 
 
 def _type_of(group: Group) -> str:
@@ -541,9 +603,10 @@ def _refuse_delete(request: DeleteGroupsRequest, call: Call, code: int) -> Delet
 
 
 @when_loaded(_refuse_delete)
+@in_steps
 def delete_groups(
     request: DeleteGroupsRequest, call: Call, groups: AnyGroups, state: State
-) -> DeleteGroupsResponse | Answer:
+) -> Steps[DeleteGroupsResponse | Answer]:
     response = _refuse_delete(request, call, codes.NONE)
     left = len(response.results)
     if not left:
@@ -557,6 +620,9 @@ def delete_groups(
         if not left:
             answer.set(response)
 
+    pace = Pace()
     for result in response.results:
+        if pace.is_over():
+            yield
         groups.delete(result.group_id, call.now_ms, partial(done, result))
     return answer

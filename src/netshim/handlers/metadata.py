@@ -18,7 +18,7 @@ from netshim import wire
 from netshim.handlers.failures import code_of
 from netshim.handlers.partitions import INTERNAL_TOPICS
 from netshim.state import NO_ID, Call, State
-from netshim.waiting import Answer, answer_with
+from netshim.waiting import Answer, Pace, Steps, answer_with
 from netshim.wire import codes
 
 if TYPE_CHECKING:
@@ -82,7 +82,9 @@ def _metadata_when_known(
         names: Iterable[str] = state.logdir.topics()
     else:
         names = [asked.name or state.topic_of(asked.topic_id) or "" for asked in request.topics or ()]
-    return _when_epochs_are_known(names, lambda: _metadata(request, call, state, every, failures), state)
+    return _when_epochs_are_known(
+        names, lambda: state.in_pieces(_metadata(request, call, state, every, failures)), state
+    )
 
 
 def _when_epochs_are_known(names: Iterable[str], handle: Callable[[], _T], state: State) -> _T | Answer:
@@ -129,14 +131,18 @@ def _make_topics(names: list[str], state: State, call: Call) -> dict[str, Logcor
 
 def _metadata(
     request: MetadataRequest, call: Call, state: State, every: bool, failures: dict[str, LogcoreError]
-) -> MetadataResponse:
+) -> Steps[MetadataResponse]:
     response_type = wire.METADATA.Response
     results = []
+    pace = Pace()
     if every:
-        results = [_topic_metadata(name, request, state) for name in state.logdir.topics()]
+        for name in state.logdir.topics():
+            results.append((yield from _topic_metadata(name, request, state, pace)))
     # A topic that is asked for twice is told once.
     once = {(asked.name, asked.topic_id): asked for asked in request.topics or ()}
     for asked in () if every else once.values():
+        if pace.is_over():
+            yield
         name = asked.name or ""
         if call.version >= _IDS_SINCE and asked.topic_id != NO_ID:
             known = state.topic_of(asked.topic_id)
@@ -144,9 +150,9 @@ def _metadata(
                 unknown = codes.UNKNOWN_TOPIC_ID
                 results.append(response_type.Topic(error_code=unknown, name=None, topic_id=asked.topic_id))
             else:
-                results.append(_topic_metadata(known, request, state))
+                results.append((yield from _topic_metadata(known, request, state, pace)))
         elif name in state.logdir:
-            results.append(_topic_metadata(name, request, state))
+            results.append((yield from _topic_metadata(name, request, state, pace)))
         else:
             code = codes.UNKNOWN_TOPIC_OR_PARTITION
             try:
@@ -171,7 +177,9 @@ def _asked(wanted: bool, operations: int) -> int:
     return -(2**31)
 
 
-def _topic_metadata(name: str, request: MetadataRequest | _NothingAsked, state: State) -> MetadataResponse.Topic:
+def _topic_metadata(
+    name: str, request: MetadataRequest | _NothingAsked, state: State, pace: Pace
+) -> Steps[MetadataResponse.Topic]:
     topic_type = wire.METADATA.Response.Topic
     partition_type = topic_type.Partition
     node = [state.node_id]
@@ -182,6 +190,8 @@ def _topic_metadata(name: str, request: MetadataRequest | _NothingAsked, state: 
         return topic_type(error_code=code_of(error), name=name)
     partitions = []
     for number in numbers:
+        if pace.is_over():
+            yield
         partitions.append(
             partition_type(
                 partition_index=number,
@@ -227,19 +237,24 @@ def describe_topic_partitions(
         topic_type = wire.DESCRIBE_TOPIC_PARTITIONS.Response.Topic
         refused = [topic_type(error_code=codes.INVALID_REQUEST, name=topic.name) for topic in request.topics]
         return wire.DESCRIBE_TOPIC_PARTITIONS.Response(topics=refused)
-    return _when_epochs_are_known(names, lambda: _describe_topic_partitions(names, request, state), state)
+    return _when_epochs_are_known(
+        names, lambda: state.in_pieces(_describe_topic_partitions(names, request, state)), state
+    )
 
 
 def _describe_topic_partitions(
     names: Iterable[str], request: DescribeTopicPartitionsRequest, state: State
-) -> DescribeTopicPartitionsResponse:
+) -> Steps[DescribeTopicPartitionsResponse]:
     response_type = wire.DESCRIBE_TOPIC_PARTITIONS.Response
     topic_type = response_type.Topic
     cursor = request.cursor
     left = max(1, min(request.response_partition_limit, 2_000))
     topics: list[DescribeTopicPartitionsResponse.Topic] = []
     next_cursor = None
+    pace = Pace()
     for name in names:
+        if pace.is_over():
+            yield
         if cursor is not None and name < cursor.topic_name:
             continue
         if name not in state.logdir:
@@ -253,7 +268,7 @@ def _describe_topic_partitions(
         first = 0
         if cursor is not None and name == cursor.topic_name:
             first = cursor.partition_index
-        described = _topic_metadata(name, _NOTHING_ASKED, state)
+        described = yield from _topic_metadata(name, _NOTHING_ASKED, state, pace)
         partitions = [partition for partition in described.partitions if partition.partition_index >= first]
         if left <= 0 or len(partitions) > left:
             next_cursor = response_type.Cursor(

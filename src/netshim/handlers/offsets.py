@@ -20,7 +20,7 @@ from netshim.handlers.partitions import (
     when_transactions_are_known,
 )
 from netshim.state import Call, State
-from netshim.waiting import Answer, answer_with
+from netshim.waiting import Answer, Pace, Steps, answer_with
 from netshim.wire import codes
 
 if TYPE_CHECKING:
@@ -44,15 +44,18 @@ _SINCE: Final = {_LATEST: 0, _EARLIEST: 0, _MAX_TIMESTAMP: 7, _EARLIEST_LOCAL: 8
 
 def list_offsets(request: ListOffsetsRequest, call: Call, state: State) -> ListOffsetsResponse | Answer:
     asked = [(topic.name, each.partition_index) for topic in request.topics for each in topic.partitions]
-    return state.when_open(asked, lambda: _list_offsets(request, call, state, asked))
+    return state.when_open(asked, lambda: state.in_pieces(_list_offsets(request, call, state, asked)))
 
 
-def _when_shown(asked: list[tuple[str, int]], handle: Callable[[], object], state: State) -> Answer | None:
+def _when_shown(asked: list[tuple[str, int]], handle: Callable[[], object], state: State) -> Steps[Answer | None]:
     """None when readers may see all that was written. Else the answer that handle() gives once what is written now is
     on disk: under `group` what came with acks=1 would be missing for up to 100 ms.
     """
     unsynced = []
+    pace = Pace()
     for name, number in dict.fromkeys(asked):
+        if pace.is_over():
+            yield
         with contextlib.suppress(LogcoreError):  # the request itself will say so
             log = state.log(name, number)
             if log.durability.waits and log.high_watermark < log.log_end_offset:
@@ -81,15 +84,16 @@ def _list_offsets(
     *,
     shown: bool = False,
     looked: bool = False,
-) -> ListOffsetsResponse | Answer:
+) -> Steps[ListOffsetsResponse | Answer]:
+    def again(looked: bool) -> ListOffsetsResponse | Answer:
+        return state.in_pieces(_list_offsets(request, call, state, asked, shown=True, looked=looked))
+
     if not shown:
-        later = _when_shown(asked, lambda: _list_offsets(request, call, state, asked, shown=True), state)
+        later = yield from _when_shown(asked, lambda: again(looked=False), state)
         if later is not None:
             return later
     if request.isolation_level == 1 and not looked:
-        later = when_transactions_are_known(
-            asked, lambda: _list_offsets(request, call, state, asked, shown=True, looked=True), state
-        )
+        later = when_transactions_are_known(asked, lambda: again(looked=True), state)
         if later is not None:
             return later
 
@@ -133,9 +137,12 @@ def _list_offsets(
     response = wire.LIST_OFFSETS.Response(topics=[])
     work: list[Callable[[], None]] = []
     reads = False
+    pace = Pace()
     for topic in request.topics:
         results = []
         for partition in {each.partition_index: each for each in topic.partitions}.values():
+            if pace.is_over():
+                yield
             result = topic_type.Partition(partition_index=partition.partition_index)
             results.append(result)
             if (topic.name, partition.partition_index) in twice:
@@ -147,13 +154,18 @@ def _list_offsets(
                 reads = reads or partition.timestamp >= 0 or partition.timestamp == _MAX_TIMESTAMP
         response.topics.append(topic_type(name=topic.name, partitions=results))
 
+    if not reads:
+        for step in work:
+            if pace.is_over():
+                yield
+            step()
+        return response
+
     def answer_all() -> ListOffsetsResponse:
         for step in work:
             step()
         return response
 
-    if not reads:
-        return answer_all()
     later = Answer()
     state.submit(answer_all, later.set)  # a search by time reads indexes and batches
     return later
@@ -163,10 +175,10 @@ def offset_for_leader_epoch(
     request: OffsetForLeaderEpochRequest, call: Call, state: State
 ) -> OffsetForLeaderEpochResponse | Answer:
     asked = [(topic.topic, each.partition) for topic in request.topics for each in topic.partitions]
-    return state.when_open(asked, lambda: _offset_for_leader_epoch(request, state))
+    return state.when_open(asked, lambda: state.in_pieces(_offset_for_leader_epoch(request, state)))
 
 
-def _offset_for_leader_epoch(request: OffsetForLeaderEpochRequest, state: State) -> OffsetForLeaderEpochResponse:
+def _offset_for_leader_epoch(request: OffsetForLeaderEpochRequest, state: State) -> Steps[OffsetForLeaderEpochResponse]:
     def answer(
         asked: OffsetForLeaderEpochRequest.Topic.Partition,
         result: OffsetForLeaderEpochResponse.Topic.Partition,
@@ -176,9 +188,12 @@ def _offset_for_leader_epoch(request: OffsetForLeaderEpochRequest, state: State)
 
     topic_type = wire.OFFSET_FOR_LEADER_EPOCH.Response.Topic
     topics = []
+    pace = Pace()
     for topic in request.topics:
         results = []
         for partition in topic.partitions:
+            if pace.is_over():
+                yield
             result = topic_type.Partition(partition=partition.partition)
             results.append(result)
             log = log_of(topic.topic, partition.partition, partition, result, state)

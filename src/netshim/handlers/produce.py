@@ -30,7 +30,7 @@ from netshim.handlers.partitions import (
 )
 from netshim.handlers.transactions import code_for_writer
 from netshim.state import Call, State
-from netshim.waiting import Answer, CloseConnection, answer_with
+from netshim.waiting import Answer, CloseConnection, Pace, Steps, answer_with
 from netshim.wire import Buffer, codes
 
 if TYPE_CHECKING:
@@ -78,9 +78,7 @@ def produce(request: ProduceRequest, call: Call, state: State) -> ProduceRespons
     partitions, producers = _transactional(request)
     if not partitions or (state.transactions.is_loaded and call.version < _ADDS_SINCE):
         return _produce_in_order(request, call, state)
-    for topic in request.topic_data:
-        for partition in topic.partition_data:
-            _keep(partition)
+    _keep(request)
 
     def go_on(_: object) -> None:
         answer_with(lambda: _produce_in_order(request, call, state), answer)
@@ -123,23 +121,23 @@ def _produce_in_order(request: ProduceRequest, call: Call, state: State) -> Prod
     keys = [(topic.name, partition.index) for topic in request.topic_data for partition in topic.partition_data]
     has_begun = False
 
-    def begin() -> ProduceResponse | Answer | None:
+    def begin() -> Steps[ProduceResponse | Answer | None]:
         nonlocal has_begun
         has_begun = True
         return _produce(request, call, state)
 
     response = state.in_order(keys, begin)
     if not has_begun:
-        for topic in request.topic_data:
-            for partition in topic.partition_data:
-                _keep(partition)
+        _keep(request)
     return response
 
 
-def _keep(partition: ProduceRequest.Topic.Partition) -> None:
+def _keep(request: ProduceRequest) -> None:
     """Copies the records of a request that waits: they lie in a buffer that will hold other requests."""
-    if partition.records is not None:
-        partition.records = bytes(partition.records)
+    for topic in request.topic_data:
+        for partition in topic.partition_data:
+            if partition.records is not None:
+                partition.records = bytes(partition.records)
 
 
 def _produce_one(request: ProduceRequest, call: Call, state: State) -> ProduceResponse | Answer | None:
@@ -252,7 +250,7 @@ def _refuse_batch(
     result.record_errors = [record_error(batch_index=at, batch_index_error_message=why) for at, why in refused]
 
 
-def _produce(request: ProduceRequest, call: Call, state: State) -> ProduceResponse | Answer | None:
+def _produce(request: ProduceRequest, call: Call, state: State) -> Steps[ProduceResponse | Answer | None]:
     response_type = wire.PRODUCE.Response
     partition_type = response_type.Topic.Partition
     acks = request.acks
@@ -348,12 +346,19 @@ def _produce(request: ProduceRequest, call: Call, state: State) -> ProduceRespon
             return
         stored(topic, log, records, result, append(log, records))
 
+    pace = Pace()
+    is_kept = False
     for topic in request.topic_data:
         asked_once = {partition.index: partition for partition in topic.partition_data}  # the last one counts
         results = [partition_type(index=index, base_offset=-1) for index in asked_once]
         topic_id = topic.topic_id
         response.responses.append(response_type.Topic(name=topic.name, topic_id=topic_id, partition_responses=results))
         for partition, result in zip(asked_once.values(), results, strict=True):
+            if pace.is_over():
+                if not is_kept:
+                    _keep(request)
+                    is_kept = True
+                yield
             left += 1
             store(topic, partition, result)
     done()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from netshim import wire
 from netshim.state import Call, State
+from netshim.waiting import Answer, Pace, Steps
 from netshim.wire import codes
 
 if TYPE_CHECKING:
@@ -20,15 +21,22 @@ if TYPE_CHECKING:
 _ELECTIONS: Final = (0, 1)
 
 
-def elect_leaders(request: ElectLeadersRequest, call: Call, state: State) -> ElectLeadersResponse:
+def elect_leaders(request: ElectLeadersRequest, call: Call, state: State) -> ElectLeadersResponse | Answer:
+    return state.in_pieces(_elect_leaders(request, state))
+
+
+def _elect_leaders(request: ElectLeadersRequest, state: State) -> Steps[ElectLeadersResponse]:
     """Each partition has its leader. Who asks for all hears of none, as from Kafka where none needs an election."""
     response_type = wire.ELECT_LEADERS.Response
     is_known = request.election_type in _ELECTIONS
     topics = []
+    pace = Pace()
     for topic in request.topic_partitions or ():
         numbers = state.numbers_of(topic.topic)
         results = []
         for number in topic.partitions:
+            if pace.is_over():
+                yield
             code = codes.ELECTION_NOT_NEEDED
             if not is_known:
                 code = codes.INVALID_REQUEST

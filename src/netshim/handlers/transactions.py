@@ -25,16 +25,16 @@ from logcore.coordination.transactioneffects import (
     WriteMarkers,
 )
 from logcore.coordination.transactions import Transaction
-from logcore.format.grouprecords import Committed, partition_of
+from logcore.format.grouprecords import partition_of
 from logcore.format.transactionrecords import Status, StoredTransaction
 from logcore.names import OFFSETS_TOPIC
 from logcore.partition.coordinated import producers_of
 from netshim import wire
 from netshim.handlers.failures import code_of, message_of
-from netshim.handlers.group import code_of_group, metadata_fits
+from netshim.handlers.group import code_of_group, offsets_in
 from netshim.state import Call, State
 from netshim.subscriptions import compile_pattern
-from netshim.waiting import Answer, answer_with
+from netshim.waiting import Answer, Pace, Steps, answer_with
 from netshim.wire import codes
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _when_looked_up(
     names: Collection[str] | None,
     call: Call,
     state: State,
-    respond: Callable[[Mapping[str, StoredTransaction]], ResponseT],
+    respond: Callable[[Mapping[str, StoredTransaction]], Steps[ResponseT]],
     refuse: Callable[[int], ResponseT],
 ) -> ResponseT | Answer:
     """respond(the stored transactions of these ids, or all for None); refuse(code) when they cannot be read now."""
@@ -121,7 +121,7 @@ def _when_looked_up(
             if isinstance(found, Exception):
                 answer.set(refuse(codes.COORDINATOR_NOT_AVAILABLE))
             else:
-                answer_with(lambda: respond(found), answer)
+                answer_with(lambda: state.in_pieces(respond(found)), answer)
 
         state.transactions.look(names, looked)
         return answer
@@ -312,7 +312,9 @@ def txn_offset_commit(request: TxnOffsetCommitRequest, call: Call, state: State)
         return response(codes.INVALID_GROUP_ID)
 
     def commit() -> TxnOffsetCommitResponse | Answer:
-        return _commit_offsets(request, call, state, response(codes.NONE))
+        steps = _commit_offsets(request, call, state, response(codes.NONE))
+        committed: TxnOffsetCommitResponse | Answer = state.groups.in_pieces(steps)
+        return committed
 
     def when_groups_are_known() -> Answer | TxnOffsetCommitResponse:
         answered: Answer | TxnOffsetCommitResponse = state.groups.when_known(
@@ -346,31 +348,15 @@ def txn_offset_commit(request: TxnOffsetCommitRequest, call: Call, state: State)
 
 def _commit_offsets(
     request: TxnOffsetCommitRequest, call: Call, state: State, response: TxnOffsetCommitResponse
-) -> TxnOffsetCommitResponse | Answer:
-    """Checked and appended in one go, so that no marker comes between."""
-    known = []
-    for topic, answered in zip(request.topics, response.topics, strict=True):
-        numbers = state.numbers_of(topic.name)
-        for partition, result in zip(topic.partitions, answered.partitions, strict=True):
-            if partition.partition_index in numbers:
-                known.append((topic.name, partition, result))
-            else:
-                result.error_code = codes.UNKNOWN_TOPIC_OR_PARTITION
-    if not known:
+) -> Steps[TxnOffsetCommitResponse | Answer]:
+    """Checked and appended in one go, the last step, so that no marker comes between."""
+    offsets, results = yield from offsets_in(request.topics, response.topics, call, state)
+    if not results:
         return response
-    offsets: dict[tuple[str, int], Committed] = {}
-    for name, partition, result in known:
-        metadata = partition.committed_metadata or ""
-        if not metadata_fits(metadata, state):
-            result.error_code = codes.OFFSET_METADATA_TOO_LARGE
-            continue
-        offsets[name, partition.partition_index] = Committed(
-            partition.committed_offset, partition.committed_leader_epoch, metadata, call.now_ms
-        )
     answer = Answer()
 
     def refuse_all(code: int) -> None:
-        for _, _, result in known:
+        for result in results:
             result.error_code = code or result.error_code
 
     def done(error: GroupError | None) -> None:
@@ -465,10 +451,14 @@ def describe_transactions(
             topics=[state_type.Topic(topic=topic, partitions=numbers) for topic, numbers in by_topic.items()],
         )
 
-    def respond(found: Mapping[str, StoredTransaction]) -> DescribeTransactionsResponse:
-        return response_type(
-            transaction_states=[described(name, found.get(name)) for name in request.transactional_ids]
-        )
+    def respond(found: Mapping[str, StoredTransaction]) -> Steps[DescribeTransactionsResponse]:
+        states = []
+        pace = Pace()
+        for name in request.transactional_ids:
+            if pace.is_over():
+                yield
+            states.append(described(name, found.get(name)))
+        return response_type(transaction_states=states)
 
     def refuse(code: int) -> DescribeTransactionsResponse:
         return response_type(
@@ -503,17 +493,19 @@ def list_transactions(request: ListTransactionsRequest, call: Call, state: State
                 return False
         return fits is None or fits(name)
 
-    def respond(found: Mapping[str, StoredTransaction]) -> ListTransactionsResponse:
-        return response_type(
-            unknown_state_filters=sorted(states - labels),
-            transaction_states=[
-                response_type.TransactionState(
-                    transactional_id=name, producer_id=stored.producer_id, transaction_state=stored.status.label
+    def respond(found: Mapping[str, StoredTransaction]) -> Steps[ListTransactionsResponse]:
+        listed = []
+        pace = Pace()
+        for name, stored in list(found.items()):
+            if pace.is_over():
+                yield
+            if is_wanted(name, stored):
+                listed.append(
+                    response_type.TransactionState(
+                        transactional_id=name, producer_id=stored.producer_id, transaction_state=stored.status.label
+                    )
                 )
-                for name, stored in found.items()
-                if is_wanted(name, stored)
-            ],
-        )
+        return response_type(unknown_state_filters=sorted(states - labels), transaction_states=listed)
 
     return _when_looked_up(None, call, state, respond, lambda code: response_type(error_code=code))
 

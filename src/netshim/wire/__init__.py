@@ -20,6 +20,7 @@ No sockets, no state: who reads frames and limits their size is the connection.
 from __future__ import annotations
 
 import struct
+import sys
 from typing import Any, Final
 
 from netshim.wire import codes, table
@@ -116,9 +117,17 @@ def decode_header(frame: memoryview) -> Header:
 
 def decode_request(header: Header, frame: memoryview) -> Any:
     """The request behind a header. Records are views of the frame: use or copy them before it is overwritten."""
+    request, _ = decode_counted_request(header, frame, sys.maxsize)
+    return request
+
+
+def decode_counted_request(header: Header, frame: memoryview, most_entries: int) -> tuple[Any, int]:
+    """As decode_request(), and the entries of the request: how many elements all its arrays have. More than
+    most_entries are refused.
+    """
     api = table.APIS[header.api_key]
     _check(api.request, header.api_version, header)
-    return api.request.decode(header.api_version, frame, header.body_start)
+    return api.request.decode_counted(header.api_version, frame, header.body_start, most_entries)
 
 
 def encode_response(api: Api[Any, ResponseT], version: int, correlation_id: int, body: ResponseT) -> list[Buffer]:
@@ -226,6 +235,7 @@ __all__ = [
     "ProtocolError",
     "UnsupportedVersionError",
     "codes",
+    "decode_counted_request",
     "decode_data",
     "decode_header",
     "decode_request",

@@ -14,6 +14,7 @@ This module knows no message, no header and no socket.
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, Final, Generic, TypeVar
@@ -98,11 +99,16 @@ class Message(Generic[ValueT]):
 
         Records are views of data and valid as long as it is; everything else is copied.
         """
+        value, _ = self.decode_counted(version, data, position, sys.maxsize)
+        return value
+
+    def decode_counted(self, version: int, data: Buffer, position: int, most: int) -> tuple[ValueT, int]:
+        """As decode(), and how many elements all arrays have together; more than `most` are refused unread."""
         decode = self._decoders.get(version) or self._compile(version, Decoder, self._decoders)
         content = memoryview(data) if self.has_records else bytes(data)
         try:
-            value: ValueT = decode(content, position, len(content))
-            return value
+            value, left = decode(content, position, len(content), most)
+            return value, most - left
         except _FOREIGN as error:
             field, found_at = self._place(error)
             reason = "the bytes end too early" if isinstance(error, IndexError | struct.error) else str(error)

@@ -4,7 +4,7 @@ Shape of the generated code: one function per message, version and direction, ne
 fixed-size fields are one struct.Struct; an empty tagged section is a pad byte of the pack around it.
 
 Rules:
-- No array is made before the bytes left could fill it.
+- No array is made before the bytes left could fill it, nor one with more elements than are allowed in all.
 - Nothing slows the good path for the sake of a message: where an error happened is read from the line of generated
   code that raised it, and from its variable `pos`. wire/codec.py does that.
 
@@ -233,16 +233,19 @@ class _Compiler:
 
 
 class Decoder(_Compiler):
-    """Writes `decode(data, pos, size)`. Pending fixed-size fields wait in `targets` until something else follows."""
+    """Writes `decode(data, pos, size, left)`: the value, and what is left of the elements of arrays that it may have.
+
+    Pending fixed-size fields wait in `targets` until something else follows.
+    """
 
     def __init__(self, shape: Struct, version: int, flexible: bool) -> None:
-        super().__init__(shape, version, flexible, "def decode(data, pos, size):")
+        super().__init__(shape, version, flexible, "def decode(data, pos, size, left):")
         self.targets: list[str] = []
         self.format = ">"
         value = self.source.temporary("v")
         self.fill(shape, value)
         self.flush()
-        self.add(f"return {value}")
+        self.add(f"return {value}, left")
 
     def fixed(self, code: str, target: str) -> None:
         self.targets.append(target)
@@ -391,6 +394,9 @@ class Decoder(_Compiler):
         assert smallest > 0, field.name  # otherwise a count of 2^31 would need no bytes
         with self.block(f"if not 0 <= n * {smallest} <= size - pos:"):
             self.add(f"raise Malformed(f'an array of {{n}} elements', f'0 to {{(size - pos) // {smallest}}}', n)")
+        self.add("left -= n")
+        with self.block("if left < 0:"):
+            self.add("raise Malformed(f'an array of {n} elements, too many in all', f'{left + n} at most', n)")
         code = _FIXED.get(field.type)
         if code and len(code) == 1:
             self.add(f"{target} = list(unpack_from(f'>{{n}}{code}', data, pos)) if n else []")

@@ -1,0 +1,400 @@
+"""Large requests in pieces: the same answers, others served between two pieces, order and memory kept."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logcore.errors import LogClosedError
+from logcore.recordbatch import encode
+from netshim import waiting, wire
+from netshim.connection import Budget, Connection, Workload
+from netshim.settings import Settings
+from netshim.waiting import Answer, CloseConnection, Pace, Pieces
+from netshim.wire import codes
+from support.bench import SESSION, Bench
+from support.conformance.report import SCRIPTS, served
+from support.hostileworld import Errors, Line, Scripted, World
+from support.rig import Rig, in_both_homes
+
+#: Pieces are small here, so that few partitions are many pieces.
+PIECE = 10
+MANY = 35
+
+
+def of_one(patch: pytest.MonkeyPatch) -> None:
+    """Each piece is one partition, topic or name."""
+    patch.setattr(waiting, "PIECE", 1)
+
+
+class Turns:
+    """Turns of a loop, one after the other when the test says so."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.waiting: deque[Callable[[], None]] = deque()
+        bench.broker.state.pieces._later = self.waiting.append
+
+    def turn(self) -> None:
+        self.waiting.popleft()()
+
+    def run(self) -> int:
+        """How many there were."""
+        count = 0
+        while self.waiting:
+            self.turn()
+            count += 1
+        return count
+
+
+@pytest.fixture
+def turns(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Turns:
+    monkeypatch.setattr(waiting, "PIECE", PIECE)
+    bench.logdir.create_topic("t", MANY)
+    bench.ask(wire.OFFSET_FETCH, 5, offsets_of(1))  # so that the groups are known
+    return Turns(bench)
+
+
+def offsets_of(count: int) -> Any:
+    request = wire.OFFSET_FETCH.Request
+    return request(group_id="g", topics=[request.Topic(name="t", partition_indexes=list(range(count)))])
+
+
+def commit_of(offset: int, numbers: range, topic: str = "t") -> Any:
+    request = wire.OFFSET_COMMIT.Request
+    parts = [request.Topic.Partition(partition_index=number, committed_offset=offset) for number in numbers]
+    return request(group_id="g", generation_id_or_member_epoch=-1, topics=[request.Topic(name=topic, partitions=parts)])
+
+
+# -- the pieces themselves -----------------------------------------------------------------------------------------
+
+
+def counted(entries: int, found: list[int]) -> Any:
+    pace = Pace()
+    for number in range(entries):
+        if pace.is_over():
+            yield
+        found.append(number)
+    return entries
+
+
+@given(st.lists(st.integers(0, 9_000), min_size=1, max_size=12))
+def test_each_turn_does_one_piece_of_one_request(sizes: list[int]) -> None:
+    later: deque[Callable[[], None]] = deque()
+    pieces = Pieces(later.append)
+    found: list[list[int]] = [[] for _ in sizes]
+    answers = [pieces.run(counted(size, into)) for size, into in zip(sizes, found, strict=True)]
+    while later:
+        before = sum(map(len, found))
+        assert len(later) == 1, "only one turn is asked for"
+        later.popleft()()
+        assert sum(map(len, found)) - before <= waiting.PIECE
+    for answer, size, into in zip(answers, sizes, found, strict=True):
+        assert into == list(range(size))
+        value = answer.value if isinstance(answer, Answer) else answer
+        assert value == size
+        assert isinstance(answer, Answer) == (size >= waiting.PIECE)
+
+
+def test_where_too_many_are_in_pieces_another_is_done_whole() -> None:
+    later: deque[Callable[[], None]] = deque()
+    pieces = Pieces(later.append)
+    for _ in range(waiting.MOST_IN_PIECES):
+        assert isinstance(pieces.run(counted(1_500, [])), Answer)
+    assert pieces.is_full
+    assert pieces.run(counted(9_000, [])) == 9_000
+    while later:
+        later.popleft()()
+    assert not pieces.is_full
+
+
+def test_an_error_in_a_later_piece_is_told_and_the_others_go_on() -> None:
+    def failing() -> Any:
+        yield
+        raise CloseConnection("no answer would be right")
+
+    later: deque[Callable[[], None]] = deque()
+    pieces = Pieces(later.append)
+    failed = pieces.run(failing())
+    other = pieces.run(counted(1_500, []))
+    while later:
+        later.popleft()()
+    assert isinstance(failed, Answer) and isinstance(failed.value, CloseConnection)
+    assert isinstance(other, Answer) and other.value == 1_500
+
+
+# -- the same answers ----------------------------------------------------------------------------------------------
+
+
+def told_by_scripts() -> list[Any]:
+    """What all scripts are told, in the bytes of the answers."""
+    world = World(5, 0, Errors())
+    told: list[Any] = []
+
+    class Noted(Line):
+        def answers(self) -> Any:
+            for correlation_id, response in super().answers():
+                told.append((correlation_id, response))
+                yield correlation_id, response
+
+        def ask(self, api: Any, version: int, request: Any, *, patience_ms: int = 6_000) -> Any:
+            return super().ask(api, version, request, patience_ms=patience_ms)
+
+    class Asked(Scripted):
+        def _connected(self) -> Any:
+            return Noted(self.world)
+
+    number = 0
+    for api in served():
+        for version in {api.min_version, api.max_version}:
+            for script in SCRIPTS[api]:
+                number += 1
+                asker = Asked(world, api, version, number)
+                script(asker)
+                asker.close()
+    world.end()
+    return told
+
+
+def test_scripts_of_all_apis_are_told_the_same_in_pieces_of_one() -> None:
+    whole = told_by_scripts()
+    with pytest.MonkeyPatch.context() as patch:
+        of_one(patch)
+        in_pieces = told_by_scripts()
+    assert len(whole) > 1_000
+    for before, after in zip(whole, in_pieces, strict=True):
+        assert before == after
+
+
+# -- what others notice --------------------------------------------------------------------------------------------
+
+
+def test_others_are_answered_between_two_pieces(bench: Bench, turns: Turns) -> None:
+    large = bench.send(wire.OFFSET_FETCH, 5, offsets_of(MANY))
+    assert isinstance(large, Answer) and not large.is_set
+    for _ in range(3):
+        assert not large.is_set
+        assert bench.ask(wire.OFFSET_FETCH, 5, offsets_of(2)).topics[0].partitions[1].committed_offset == -1
+        turns.turn()
+    assert not turns.waiting
+    assert len(bench.read(wire.OFFSET_FETCH, 5, large).topics[0].partitions) == MANY
+
+
+def listing(count: int) -> Any:
+    request = wire.LIST_OFFSETS.Request
+    parts = [request.Topic.Partition(partition_index=number, timestamp=-1) for number in range(count)]
+    return request(topics=[request.Topic(name="t", partitions=parts)])
+
+
+NAMES = [f"name-{number}" for number in range(MANY)]
+LARGE = [
+    (wire.OFFSET_FETCH, 5, offsets_of(MANY)),
+    (wire.OFFSET_COMMIT, 7, commit_of(5, range(MANY))),
+    (wire.FETCH, 11, Bench.fetches(range(MANY))),
+    (wire.PRODUCE, 9, Bench.produces(encode([(None, b"v")]), partitions=MANY)),
+    (wire.METADATA, 9, wire.METADATA.Request(topics=None)),
+    (wire.LIST_OFFSETS, 5, listing(MANY)),
+    (wire.DESCRIBE_GROUPS, 5, wire.DESCRIBE_GROUPS.Request(groups=NAMES)),
+    (wire.DESCRIBE_TRANSACTIONS, 0, wire.DESCRIBE_TRANSACTIONS.Request(transactional_ids=NAMES)),
+    (wire.FIND_COORDINATOR, 4, wire.FIND_COORDINATOR.Request(key_type=0, coordinator_keys=NAMES)),
+]
+
+
+@pytest.mark.parametrize(("api", "version", "request_"), LARGE, ids=[api.name for api, _, _ in LARGE])
+def test_a_large_request_takes_several_turns(bench: Bench, turns: Turns, api: Any, version: int, request_: Any) -> None:
+    for number in range(MANY):
+        bench.logdir.partition("t", number)
+    answer = bench.send(api, version, request_)
+    assert isinstance(answer, Answer)
+    assert turns.run() >= 3
+    bench.read(api, version, answer)
+
+
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_a_later_request_of_the_connection_waits_for_one_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_loaded: bool
+) -> None:
+    """Else the commit of 5 would take effect after that of 6, which came behind it. Also where both wait until the
+    groups are known.
+    """
+    monkeypatch.setattr(waiting, "PIECE", PIECE)
+    bench = Bench(tmp_path / "other")
+    bench.logdir.create_topic("t", MANY)
+    turns = Turns(bench)
+    if is_loaded:
+        bench.ask(wire.OFFSET_FETCH, 5, offsets_of(1))
+    bench.at_once = False
+    state = bench.broker.state
+    connection = Connection(
+        lambda frame, now_ms: bench.broker.handle(SESSION, frame, now_ms),
+        state.settings,
+        Budget(1 << 30),
+        Workload(500),
+        0,
+        lambda: None,
+    )
+    sent = wire.encode_request(wire.OFFSET_COMMIT, 7, 1, "c", commit_of(5, range(MANY)))
+    sent += wire.encode_request(wire.OFFSET_COMMIT, 7, 2, "c", commit_of(6, range(1)))
+    while sent:
+        room = connection.get_buffer()
+        size = min(len(room), len(sent))
+        room[:size] = sent[:size]
+        sent = sent[size:]
+        connection.received(size, 0)
+    if is_loaded:
+        assert connection.is_full
+    bench.at_once = True
+    bench.run()
+    turns.run()
+    connection.process(0)
+    assert not connection.is_full
+    found = bench.ask(wire.OFFSET_FETCH, 5, offsets_of(2)).topics[0].partitions
+    assert [part.committed_offset for part in found] == [6, 5]
+    connection.close()
+    bench.close()
+
+
+def test_records_of_a_later_piece_outlive_the_buffer_of_their_connection(
+    bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_one(monkeypatch)
+    for number in range(3):
+        bench.logdir.partition("t", number)
+    answer = bench.send(wire.PRODUCE, 9, Bench.produces(encode([(None, b"value")]), partitions=3))
+    assert turns.run()
+    told = bench.read(wire.PRODUCE, 9, answer).responses[0].partition_responses
+    assert [part.error_code for part in told] == [0, 0, 0]
+    for number in range(3):
+        assert [record.value for record in bench.logdir.partition("t", number).read(0)] == [b"value"]
+
+
+def test_a_produce_in_pieces_that_waits_for_a_log_is_not_overtaken(
+    bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_one(monkeypatch)
+    bench.at_once = False
+    first = bench.send(wire.PRODUCE, 9, Bench.produces(encode([(None, b"first")]), partitions=3))
+    bench.run()
+    assert turns.waiting, "it has begun, and is not over"
+    request = wire.PRODUCE.Request
+    part = request.Topic.Partition(index=2, records=encode([(None, b"second")]))
+    second = bench.send(
+        wire.PRODUCE, 9, request(acks=1, timeout_ms=1_000, topic_data=[request.Topic(name="t", partition_data=[part])])
+    )
+    while turns.waiting or bench.submitted:
+        bench.run()
+        turns.run()
+    for answer in (first, second):
+        told = bench.read(wire.PRODUCE, 9, answer).responses[0].partition_responses
+        assert not any(part.error_code for part in told)
+    values = [[record.value for record in bench.logdir.partition("t", number).read(0)] for number in range(3)]
+    assert values == [[b"first"], [b"first"], [b"first", b"second"]]
+
+
+def test_each_piece_knows_which_logs_could_not_be_opened(
+    bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_one(monkeypatch)
+    opened = bench.logdir.partition
+
+    def failing(topic: str, number: int) -> Any:
+        if number == 2:
+            raise LogClosedError("the partition was deleted")
+        return opened(topic, number)
+
+    monkeypatch.setattr(bench.logdir, "partition", failing)
+    answer = bench.send(wire.FETCH, 11, Bench.fetches(range(4)))
+    turns.run()
+    told = bench.read(wire.FETCH, 11, answer).responses[0].partitions
+    assert [part.error_code for part in told] == [0, 0, codes.NOT_LEADER_OR_FOLLOWER, 0]
+
+
+@pytest.mark.parametrize("partition", [0, 1, 2])
+def test_an_append_between_two_looks_of_a_fetch_is_seen(
+    bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch, partition: int
+) -> None:
+    """Also to a partition that this look has passed."""
+    of_one(monkeypatch)
+    logs = [bench.logdir.partition("t", number) for number in range(3)]
+    request = Bench.fetches(range(3))
+    request.max_wait_ms = 10_000
+    request.min_bytes = 1
+    answer = bench.send(wire.FETCH, 11, request)
+    turns.run()
+    assert not answer.is_set
+    bench.broker.state.fetches.wake([("t", 1)], bench.now_ms)
+    turns.turn()
+    logs[partition].append(b"new", durability="os")
+    bench.broker.state.appended("t", partition, logs[partition], 1, bench.now_ms)
+    turns.run()
+    assert answer.is_set
+    told = bench.read(wire.FETCH, 11, answer).responses[0].partitions
+    assert [len(part.records) > 0 for part in told] == [number == partition for number in range(3)]
+
+
+def test_a_topic_that_is_deleted_between_two_pieces_leaves_no_offsets(
+    bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_one(monkeypatch)
+    bench.logdir.create_topic("short", 2)
+    bench.logdir.create_topic("stays", 2)
+    request = commit_of(5, range(2), "short")
+    request.topics += commit_of(5, range(2), "stays").topics
+    answer = bench.send(wire.OFFSET_COMMIT, 7, request)
+    turns.turn()
+    turns.turn()
+    bench.logdir.delete_topic("short")
+    turns.run()
+    told = bench.read(wire.OFFSET_COMMIT, 7, answer).topics
+    unknown = codes.UNKNOWN_TOPIC_OR_PARTITION
+    assert [[part.error_code for part in topic.partitions] for topic in told] == [[unknown] * 2, [0, 0]]
+    bench.logdir.create_topic("short", 2)
+    request = wire.OFFSET_FETCH.Request
+    asked = request(group_id="g", topics=[request.Topic(name="short", partition_indexes=[0, 1])])
+    answer = bench.send(wire.OFFSET_FETCH, 5, asked)
+    turns.run()
+    found = bench.read(wire.OFFSET_FETCH, 5, answer).topics[0].partitions
+    assert [part.committed_offset for part in found] == [-1, -1]
+
+
+@in_both_homes
+def test_commits_in_pieces_take_effect_alone_and_beside_others(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside others a request has a turn in another thread, and is over when the turn is."""
+    of_one(monkeypatch)
+    for number in range(3):
+        assert rig.commit({("orders", each): number for each in range(3)}).is_set
+    assert rig.committed() == {("orders", each): 2 for each in range(3)}
+    refused = rig.commit({("orders", each): 1 for each in range(3)}, group="x" * 32_760).value
+    assert {part.error_code for part in refused.topics[0].partitions} == {codes.INVALID_GROUP_ID}
+
+
+# -- limits --------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_of_too_many_entries_ends_its_connection_before_they_are_made(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, max_request_entries=5_000)
+    bench.logdir.create_topic("t")
+    bench.ask(wire.OFFSET_FETCH, 5, offsets_of(4_999))
+    with pytest.raises(CloseConnection, match=r"OffsetFetch v5 request, topics\.partition_indexes: an array of 5000"):
+        bench.send(wire.OFFSET_FETCH, 5, offsets_of(5_000))
+    bench.close()
+
+
+def test_large_requests_are_refused_where_many_are_in_pieces(bench: Bench, turns: Turns) -> None:
+    answers = [bench.send(wire.OFFSET_FETCH, 5, offsets_of(MANY)) for _ in range(waiting.MOST_IN_PIECES)]
+    with pytest.raises(CloseConnection, match="OffsetFetch of 10001 entries"):
+        bench.send(wire.OFFSET_FETCH, 5, offsets_of(10_000))
+    assert len(bench.ask(wire.OFFSET_FETCH, 5, offsets_of(MANY)).topics[0].partitions) == MANY
+    turns.run()
+    assert all(answer.is_set for answer in answers)
+
+
+def test_the_limit_of_entries_is_a_setting() -> None:
+    assert Settings().max_request_entries == 100_000
+    with pytest.raises(ValueError, match="max_request_entries"):
+        Settings(max_request_entries=999)
