@@ -54,7 +54,7 @@ from logcore.transactionstate import stored_transactions
 from netshim.internal import InternalTopic
 from netshim.journal import shown
 from netshim.state import State
-from netshim.waiting import guarded
+from netshim.waiting import Pace, Steps, guarded
 
 _log = logging.getLogger("netshim")
 
@@ -327,7 +327,16 @@ class Markers:
         self._left: set[Partition] = set()
 
     def write(self) -> None:
+        """Begins to write them; of a transaction in very many partitions in pieces."""
+        begun = self._state.in_pieces(self._begin_each())
+        if begun is not None:
+            begun.then(_say_failure)
+
+    def _begin_each(self) -> Steps[None]:
+        pace = Pace()
         for partition in sorted(self._effect.partitions):
+            if pace.is_over():
+                yield
             if partition[0] == OFFSETS_TOPIC:
                 # Groups that are read before the marker is stored, and used after it, would miss its offsets.
                 self._state.groups.load(self._now_ms, partial(self._when_groups_are_known, partition))
@@ -427,6 +436,11 @@ class Markers:
             # coordinator was not replaced by another: taken as done, its transaction would stay open.
             return self._coordinator is None
         return isinstance(error, TopicNotFoundError | InvalidProducerEpochError)
+
+
+def _say_failure(result: Any) -> None:
+    if isinstance(result, Exception):
+        _log.error("markers of a transaction were not begun", exc_info=result)
 
 
 def _tell(waiter: Any, result: Result) -> None:

@@ -362,6 +362,29 @@ def test_a_topic_that_is_deleted_between_two_pieces_leaves_no_offsets(
     assert [part.committed_offset for part in found] == [-1, -1]
 
 
+@pytest.mark.parametrize("commits", [True, False])
+def test_markers_of_a_transaction_in_many_partitions_are_written_in_pieces(
+    bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch, commits: bool
+) -> None:
+    producer = bench.ask(
+        wire.INIT_PRODUCER_ID, 4, wire.INIT_PRODUCER_ID.Request(transactional_id="x", transaction_timeout_ms=60_000)
+    )
+    who = {"producer_id": producer.producer_id, "producer_epoch": producer.producer_epoch}
+    records = encode([(None, b"v")], transactional=True, base_sequence=0, **who)
+    request = Bench.produces(records, partitions=3, acks=-1)
+    request.transactional_id = "x"
+    told = bench.ask(wire.PRODUCE, 12, request).responses[0].partition_responses
+    assert [part.error_code for part in told] == [0, 0, 0]
+    of_one(monkeypatch)
+    ended = bench.send(wire.END_TXN, 4, wire.END_TXN.Request(transactional_id="x", committed=commits, **who))
+    assert turns.run() >= 3
+    assert bench.read(wire.END_TXN, 4, ended).error_code == 0
+    for number in range(3):
+        log = bench.logdir.partition("t", number)
+        assert (log.last_stable_offset, log.log_end_offset) == (2, 2)
+        assert len(list(log.read(0, isolation="read_committed"))) == commits
+
+
 @in_both_homes
 def test_commits_in_pieces_take_effect_alone_and_beside_others(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside others a request has a turn in another thread, and is over when the turn is."""
