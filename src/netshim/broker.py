@@ -110,6 +110,7 @@ class Broker:
         later: Later | None = None,
     ) -> None:
         self.state = State(logdir, settings, submit, later)
+        self.last_asked = "none"  # the API of the latest request; the host tells who held the loop
         if logdir.is_shared:
             self.state.groups = GroupsBesideOthers(self.state)
             self.state.transactions = TransactionsBesideOthers(self.state)
@@ -142,6 +143,7 @@ class Broker:
             raise CloseConnection(str(error)) from error
         if entries > _LARGE_ENTRIES and self.state.pieces.is_full:
             raise CloseConnection(f"{api.name} of {entries} entries, where many large requests are in work already")
+        self.last_asked = api.name
         call = Call(session, header.api_key, version, header.client_id, now_ms)
         try:
             response = handler(request, call, self.state)

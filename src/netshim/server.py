@@ -5,6 +5,7 @@ Rules:
   the loop.
 - Stored bytes are given to the transport as views of the files.
 - The cost of a client is bounded: connections, request bytes, unread responses, time (docs/netshim.md).
+- What holds the loop for long is logged: nobody else is served meanwhile.
 - After TERM no new request is accepted, the accepted ones are answered, and the log directory is closed cleanly.
 
 This is the only module with sockets. It decodes nothing and decides nothing about requests.
@@ -18,6 +19,7 @@ import logging
 import os
 import socket
 import threading
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -47,6 +49,8 @@ _T = TypeVar("_T")
 _SYNC_THREADS: Final = 4
 #: How often the server checks for appends by other code of this process, and for due work of the directory.
 _TICK_S: Final = 0.05
+#: What takes the loop longer than this is logged.
+_HELD_S: Final = 0.05
 #: The longest wait of stop() for clients.
 _DRAIN_S: Final = 10.0
 #: How often a caller that waits for the broker's thread checks whether that thread has ended.
@@ -140,7 +144,7 @@ class _Peer(asyncio.BufferedProtocol):
 
     def _guarded(self, step: Callable[[], None]) -> None:
         try:
-            step()
+            self.server.watched("requests of a connection", step)
         except CloseConnection as reason:
             self.end(str(reason))
             return
@@ -324,7 +328,7 @@ class Server:
             await self.loop.run_in_executor(self._pool, self._read_ids)
             if not self.logdir.was_clean:
                 await self.loop.run_in_executor(self._pool, self._recover)
-            self.broker = Broker(self.logdir, self.settings, self._submit, self._new_id, self.loop.call_soon)
+            self.broker = Broker(self.logdir, self.settings, self._submit, self._new_id, self._later)
             self._thread_id = threading.get_ident()
             if not self._shared:
                 self.logdir.forget_topic = self._forget_topic
@@ -454,7 +458,7 @@ class Server:
     def _tick_broker(self) -> None:
         """Calls the broker when its own timers are due, which may be more often than the rest."""
         try:
-            self.broker.tick(self.now_ms())
+            self.watched("what was due", lambda: self.broker.tick(self.now_ms()))
         except Exception:
             self.say(logging.ERROR, "tick", "an error of ours in what is due", error=True)
 
@@ -489,9 +493,25 @@ class Server:
             outcome = future.exception()
             if outcome is None:
                 outcome = future.result()
-            self.loop.call_soon_threadsafe(tell, outcome)
+            self.loop.call_soon_threadsafe(self.watched, "the end of work beside it", partial(tell, outcome))
 
         self._pool.submit(work).add_done_callback(finished)
+
+    def _later(self, action: Callable[[], None]) -> None:
+        self.loop.call_soon(self.watched, "a piece of a large request", action)
+
+    def watched(self, what: str, step: Callable[[], object]) -> None:
+        """Takes a step in the loop. Logs one that holds it for long. Raises what the step raises."""
+        began = time.perf_counter()
+        try:
+            step()
+        finally:
+            held_s = time.perf_counter() - began
+            if held_s > _HELD_S:
+                held_ms = round(held_s * 1000)
+                last = self.broker.last_asked
+                text = "the loop was held for %d ms by %s; the last request was %s"
+                self.say(logging.INFO, "the loop was held", text, held_ms, what, last)
 
     def _forget_topic(self, name: str) -> None:
         """What LogDir.forget_topic says, for whoever deletes a topic with LogDir.delete_topic(). In the broker's thread

@@ -9,13 +9,16 @@ from __future__ import annotations
 import attrs
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Session:
     """One connection of a client.
 
     host, port: the address the client reached us by, which is the one to tell it. peer: the client's own address.
+    topics_made: how many topics were made because it asked for them; the handler of Metadata counts, in the broker's
+    thread.
     """
 
     host: str
     port: int
     peer: str
+    topics_made: int = 0

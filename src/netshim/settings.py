@@ -37,6 +37,9 @@ class Settings:
     auto_create_topics: bool = attrs.field(
         default=True, metadata={"doc": "Make a topic that a client asks for and that is not there."}
     )
+    auto_create_limit: int = _setting(
+        1_000, 0, doc="Most topics that are made so for one connection; further ones are refused."
+    )
     num_partitions: int = _setting(1, 1, 100_000, doc="Partitions of a topic that is made so.")
     max_replication_factor: int = _setting(
         3, 1, 32_767, doc="Largest replication factor that CreateTopics accepts; there is always one replica."

@@ -5,7 +5,9 @@ Raw sockets against a running broker; a good client works beside them. Changed f
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import socket
 import struct
 import threading
@@ -574,3 +576,41 @@ def test_an_answer_may_be_set_before_it_is_asked_for() -> None:
     seen: list[int] = []
     answer.then(seen.append)
     assert seen == [1]
+
+
+class StoppedClock:
+    """Instead of the module `time` of the server."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
+def test_what_holds_the_loop_is_logged(
+    server: netshim.ServerThread,
+    connect: Callable[[], Client],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = StoppedClock()
+    monkeypatch.setattr("netshim.server.time", clock)
+    caplog.set_level(logging.INFO, "netshim")
+    topics = server.logdir.topics
+    held_s = 0.04
+
+    def slow() -> Any:
+        clock.now_s += held_s
+        return topics()
+
+    client = connect()
+    every = wire.METADATA.Request(topics=None)
+    client.ask(wire.METADATA, 9, every)
+    monkeypatch.setattr(server.logdir, "topics", slow)
+    client.ask(wire.METADATA, 9, wire.METADATA.Request(topics=[]))
+    held_s = 0.2
+    client.ask(wire.METADATA, 9, every)
+    held = [record.getMessage() for record in caplog.records if "held" in record.getMessage()]
+    (said,) = held
+    assert re.fullmatch(r"the loop was held for \d+ ms by requests of a connection; .* was Metadata", said)

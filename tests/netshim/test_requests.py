@@ -25,6 +25,7 @@ from netshim.handlers import HANDLERS
 from netshim.handlers.failures import code_of, message_of
 from netshim.handlers.fetch import _Extent, _Growth
 from netshim.journal import Repeated
+from netshim.session import Session
 from netshim.state import NO_ID
 from netshim.waiting import Answer, CloseConnection
 from netshim.wire import codes
@@ -412,6 +413,27 @@ def test_no_nearest_topic_is_looked_for_where_no_text_is_read(bench: Bench, monk
     copied = pickle.loads(pickle.dumps(caught.value))
     assert str(copied) == str(caught.value)
     assert "did you mean 'orders'?" in str(copied)
+
+
+def test_a_connection_has_a_bounded_number_of_topics_made(tmp_path: Path) -> None:
+    """By asking for them. What could not be made does not count."""
+    bench = Bench(tmp_path, auto_create_limit=3)
+
+    def asked(session: Session, *names: str) -> list[int]:
+        request = wire.METADATA.Request
+        body = request(topics=[request.Topic(name=name) for name in names])
+        frame = memoryview(wire.encode_request(wire.METADATA, 9, 1, "test", body))[4:]
+        told = Bench.read(wire.METADATA, 9, bench.broker.handle(session, frame, bench.now_ms))
+        return [topic.error_code for topic in told.topics]
+
+    first = Session("127.0.0.1", 9092, "127.0.0.1")
+    refused = codes.POLICY_VIOLATION
+    assert asked(first, "a", "no topic", "b") == [0, codes.INVALID_TOPIC_EXCEPTION, 0]
+    assert asked(first, "a", "c", "d", "e") == [0, 0, refused, refused]
+    assert asked(first, "d", "c") == [refused, 0]
+    assert asked(Session("127.0.0.1", 9092, "127.0.0.1"), "d") == [0]
+    assert list(bench.logdir.topics()) == ["a", "b", "c", "d"]
+    bench.close()
 
 
 def test_one_request_makes_a_bounded_number_of_partitions(bench: Bench) -> None:

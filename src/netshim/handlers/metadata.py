@@ -50,15 +50,21 @@ def metadata(request: MetadataRequest, call: Call, state: State) -> MetadataResp
     if not every and request.allow_auto_topic_creation and state.settings.auto_create_topics:
         names = {each.name for each in request.topics or () if call.version < _IDS_SINCE or each.topic_id == NO_ID}
         missing = sorted(name for name in names if name and name not in state.logdir)
+    # A slip in a client's loop, or a hostile one, must not make topics without end: each takes a directory.
+    allowed = max(0, state.settings.auto_create_limit - call.session.topics_made)
+    refused = dict.fromkeys(missing[allowed:], codes.POLICY_VIOLATION)
+    missing = missing[:allowed]
     if not missing:
-        return _metadata_when_known(request, call, state, every, {})
+        return _metadata_when_known(request, call, state, every, refused)
+    call.session.topics_made += len(missing)
     answer = Answer()
 
-    def done(failures: dict[str, LogcoreError] | Exception) -> None:
+    def done(failures: dict[str, int] | Exception) -> None:
         if isinstance(failures, Exception):
             answer.set(failures)
-        else:
-            answer_with(lambda: _metadata_when_known(request, call, state, every, failures), answer)
+            return
+        call.session.topics_made -= len(failures)
+        answer_with(lambda: _metadata_when_known(request, call, state, every, {**refused, **failures}), answer)
 
     state.submit(lambda: _make_topics(missing, state, call), done)
     return answer
@@ -76,7 +82,7 @@ def _refused_ids(request: MetadataRequest) -> MetadataResponse:
 
 
 def _metadata_when_known(
-    request: MetadataRequest, call: Call, state: State, every: bool, failures: dict[str, LogcoreError]
+    request: MetadataRequest, call: Call, state: State, every: bool, failures: dict[str, int]
 ) -> MetadataResponse | Answer:
     if every:
         names: Iterable[str] = state.logdir.topics()
@@ -112,8 +118,8 @@ def _when_epochs_are_known(names: Iterable[str], handle: Callable[[], _T], state
     return answer
 
 
-def _make_topics(names: list[str], state: State, call: Call) -> dict[str, LogcoreError]:
-    """Makes topics that clients asked for; which of them could not be made."""
+def _make_topics(names: list[str], state: State, call: Call) -> dict[str, int]:
+    """Makes topics that clients asked for; which of them could not be made, with the code for that."""
     failures = {}
     for name in names:
         try:
@@ -125,12 +131,12 @@ def _make_topics(names: list[str], state: State, call: Call) -> dict[str, Logcor
         except TopicExistsError:  # another client was faster
             pass
         except LogcoreError as error:
-            failures[name] = error
+            failures[name] = code_of(error)
     return failures
 
 
 def _metadata(
-    request: MetadataRequest, call: Call, state: State, every: bool, failures: dict[str, LogcoreError]
+    request: MetadataRequest, call: Call, state: State, every: bool, failures: dict[str, int]
 ) -> Steps[MetadataResponse]:
     response_type = wire.METADATA.Response
     results = []
@@ -160,7 +166,7 @@ def _metadata(
             except InvalidNameError:
                 code = codes.INVALID_TOPIC_EXCEPTION
             if name in failures:
-                code = code_of(failures[name])
+                code = failures[name]
             results.append(response_type.Topic(error_code=code, name=name))
     return response_type(
         brokers=[response_type.Broker(node_id=state.node_id, host=call.session.host, port=call.session.port)],
