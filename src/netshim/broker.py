@@ -246,3 +246,4 @@ class Broker:
         self.state.fetches.wake(self.state.fetches.waited_for(), now_ms)
         self.state.groups.stop(now_ms)
         self.state.transactions.stop(now_ms)
+        self.state.pieces.finish()

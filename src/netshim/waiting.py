@@ -173,8 +173,15 @@ class Pieces:
             self._is_called = True
             self._later(self._next)
 
+    def finish(self) -> None:
+        """Does all that is left, since no turn of the loop may come any more."""
+        while self._line:
+            self._next()
+
     def _next(self) -> None:
         self._is_called = False
+        if not self._line:
+            return
         steps, answer = self._line.popleft()
         try:
             next(steps)

@@ -362,6 +362,13 @@ def test_a_topic_that_is_deleted_between_two_pieces_leaves_no_offsets(
     assert [part.committed_offset for part in found] == [-1, -1]
 
 
+def test_a_broker_that_stops_answers_requests_in_pieces(bench: Bench, turns: Turns) -> None:
+    answer = bench.send(wire.OFFSET_FETCH, 5, offsets_of(MANY))
+    bench.broker.stop(bench.now_ms)
+    assert len(bench.read(wire.OFFSET_FETCH, 5, answer).topics[0].partitions) == MANY
+    turns.run()
+
+
 @pytest.mark.parametrize("commits", [True, False])
 def test_markers_of_a_transaction_in_many_partitions_are_written_in_pieces(
     bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch, commits: bool
