@@ -14,6 +14,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from logcore import Log, LogcoreError
@@ -186,12 +187,15 @@ class Pieces:
         try:
             next(steps)
         except StopIteration as end:
-            pass_on(end.value, answer)
+            response = end.value
         except Exception as error:
-            answer.set(error)
+            response = error
         else:
             self._line.append((steps, answer))
+            self._call()
+            return
         self._call()
+        guarded(partial(pass_on, response), answer)
 
 
 class Timers:

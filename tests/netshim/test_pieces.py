@@ -128,6 +128,22 @@ def test_an_error_in_a_later_piece_is_told_and_the_others_go_on() -> None:
     assert isinstance(other, Answer) and other.value == 1_500
 
 
+def test_an_error_of_who_gets_an_answer_keeps_no_other_waiting(caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(_: object) -> None:
+        raise ValueError("the host cannot take it")
+
+    later: deque[Callable[[], None]] = deque()
+    pieces = Pieces(later.append)
+    first = pieces.run(counted(1_500, []))
+    other = pieces.run(counted(1_500, []))
+    assert isinstance(first, Answer) and isinstance(other, Answer)
+    first.then(refuse)
+    while later:
+        later.popleft()()
+    assert other.value == 1_500
+    assert "a waiting action failed" in caplog.text
+
+
 # -- the same answers ----------------------------------------------------------------------------------------------
 
 
