@@ -504,6 +504,32 @@ def test_sizes_of_the_log_directory(bench: Bench) -> None:
     assert told.total_bytes > told.usable_bytes > 0
 
 
+@pytest.mark.parametrize("keys", [None, [], ["consumer.session.timeout.ms"], ["no.such"]])
+def test_settings_of_groups_are_described(tmp_path: Path, keys: list[str] | None) -> None:
+    """Kafka's admin tools ask for them, also for groups that are not there."""
+    expected = {"consumer.session.timeout.ms": "9000", "consumer.heartbeat.interval.ms": "3000"}
+    if keys:
+        expected = {key: expected[key] for key in keys if key in expected}
+    request = wire.DESCRIBE_CONFIGS.Request
+    asked = request.Resource(resource_type=32, resource_name="g", configuration_keys=keys)
+    body = request(resources=[asked], include_synonyms=True, include_documentation=True)
+    with contextlib.closing(Bench(tmp_path / "data", group_consumer_session_timeout_ms=9_000)) as made:
+        (result,) = made.ask(wire.DESCRIBE_CONFIGS, 4, body).results
+    assert result.error_code == codes.NONE
+    assert {each.name: each.value for each in result.configs} == expected
+    assert {each.config_source for each in result.configs} <= {5}, "Kafka's source of what the group did not set"
+    assert all(each.documentation and each.config_type == 3 and each.read_only for each in result.configs)
+    synonyms = {synonym.name: synonym.value for each in result.configs for synonym in each.synonyms}
+    assert synonyms == expected
+
+
+def test_a_group_without_a_name_is_not_described(bench: Bench) -> None:
+    request = wire.DESCRIBE_CONFIGS.Request
+    asked = request.Resource(resource_type=32, resource_name="", configuration_keys=None)
+    (result,) = bench.ask(wire.DESCRIBE_CONFIGS, 4, request(resources=[asked])).results
+    assert result.error_code == codes.INVALID_REQUEST and not result.configs
+
+
 def test_an_empty_group_id_may_commit_and_fetch_as_in_kafka_and_nothing_else(bench: Bench) -> None:
     bench.logdir.create_topic("t")
     commit = wire.OFFSET_COMMIT.Request

@@ -1,4 +1,4 @@
-"""Settings of topics and of the broker: described, and for topics changed.
+"""Settings of topics, of the broker and of groups: described, and for topics changed.
 
 LogDir keeps them; here requests are checked for what only the protocol can get wrong.
 """
@@ -14,6 +14,7 @@ from logcore.config import CONFIGS, config_text
 from logcore.logdir import TopicDescription
 from logcore.names import check_topic_name
 from netshim import wire
+from netshim.groups import group_rules
 from netshim.handlers.failures import code_of, message_of
 from netshim.journal import shown
 from netshim.state import Call, State
@@ -33,8 +34,9 @@ if TYPE_CHECKING:
 _TOPIC_RESOURCE: Final = 2
 _BROKER_RESOURCE: Final = 4
 _LOGGERS_RESOURCE: Final = 8
-#: Kinds of resources: those that are described; loggers, subscriptions to metrics and groups have no settings here.
-_RESOURCES: Final = frozenset((_TOPIC_RESOURCE, _BROKER_RESOURCE, _LOGGERS_RESOURCE, 16, 32))
+_GROUP_RESOURCE: Final = 32
+#: Kinds of resources that there are; loggers and subscriptions to metrics have no settings here.
+_RESOURCES: Final = frozenset((_TOPIC_RESOURCE, _BROKER_RESOURCE, _LOGGERS_RESOURCE, 16, _GROUP_RESOURCE))
 _CONFIG_TYPES: Final = {"boolean": 1, "string": 2, "int": 3, "long": 5, "double": 6, "list": 7}
 _FROM_TOPIC: Final = 1
 _FROM_BROKER: Final = 4
@@ -75,6 +77,11 @@ def _describe_configs(request: DescribeConfigsRequest, state: State) -> Describe
             elif asked.resource_type == _BROKER_RESOURCE:
                 result.error_code = codes.INVALID_REQUEST
                 result.error_message = f"the only broker is {state.node_id}"
+            elif asked.resource_type == _GROUP_RESOURCE and asked.resource_name:
+                result.configs = list(_group_configs(asked, request, state))
+            elif asked.resource_type == _GROUP_RESOURCE:
+                result.error_code = codes.INVALID_REQUEST
+                result.error_message = "the name of the group is empty"
             else:
                 result.error_code = codes.INVALID_REQUEST
                 result.error_message = f"resources of type {asked.resource_type} have no settings here"
@@ -160,6 +167,37 @@ def _broker_configs(
             )
 
 
+def _group_configs(
+    asked: DescribeConfigsRequest.Resource, request: DescribeConfigsRequest, state: State
+) -> Iterable[DescribeConfigsResponse.Resource.Config]:
+    """What members of the consumer protocol are held to. As in Kafka, a group need not be there to be described.
+
+    Kafka gives the source of a value that a group did not set itself as its default, also where the broker set it.
+    """
+    config_type = wire.DESCRIBE_CONFIGS.Response.Resource.Config
+    rules = group_rules(state.settings)
+    known = {
+        "consumer.session.timeout.ms": (rules.consumer_session_timeout_ms, "how long a member may be silent"),
+        "consumer.heartbeat.interval.ms": (rules.consumer_heartbeat_interval_ms, "how often members send heartbeats"),
+    }
+    for name, (number, doc) in known.items():
+        if asked.configuration_keys and name not in asked.configuration_keys:
+            continue
+        value = config_text(number)
+        synonyms = []
+        if request.include_synonyms:
+            synonyms = [config_type.Synonym(name=name, value=value, source=_FROM_DEFAULT)]
+        yield config_type(
+            name=name,
+            value=value,
+            read_only=True,  # groups keep to what the broker was started with
+            config_source=_FROM_DEFAULT,
+            synonyms=synonyms,
+            config_type=_CONFIG_TYPES["int"],
+            documentation=doc if request.include_documentation else None,
+        )
+
+
 def incremental_alter_configs(request: IncrementalAlterConfigsRequest, call: Call, state: State) -> Answer:
     def changes(asked: IncrementalAlterConfigsRequest.Resource) -> dict[str, object | None]:
         described = state.logdir.describe_topic(asked.resource_name)
@@ -231,7 +269,7 @@ def _alter(
             reason = "the resource is named twice"
         reason = reason or ("a config is named twice" if len(set(names)) < len(names) else refuse(asked))
         if asked.resource_type != _TOPIC_RESOURCE:
-            reason = reason or "only settings of topics can be altered; the broker's are given when it is started"
+            reason = reason or "only settings of topics can be altered; others are given when the broker is started"
         if reason is not None:
             result.error_code = codes.INVALID_REQUEST
             result.error_message = reason
