@@ -1119,6 +1119,18 @@ MISTAKES: Final = (
         "netshim/test_pieces.py",
     ),
     Mistake(
+        "what_a_failed_change_left_is_not_read", "logcore/directory/groupsettings.py",
+        "                    self._by_group = self._read()  #",
+        "                    self._read()  #",
+        "netshim/test_group_settings.py",
+    ),
+    Mistake(
+        "members_keep_the_session_timeout_of_the_broker", "logcore/coordination/heartbeats.py",
+        "timeout_ms = self.around.rules.session_timeout_ms_of(self.group.group_id)",
+        "timeout_ms = self.around.rules.consumer_session_timeout_ms",
+        "netshim/test_group_settings.py",
+    ),
+    Mistake(
         "commits_that_wait_come_behind_later_ones", "logcore/consumer/commits.py",
         "        self.settle()\n        self._commit(chosen, timeout)\n",
         "        self._commit(chosen, timeout)\n        self.settle()\n",

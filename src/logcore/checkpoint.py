@@ -40,6 +40,7 @@ CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
 META_PROPERTIES: Final = "meta.properties"
 PARTITION_METADATA: Final = "partition.metadata"
 TOPICS: Final = "logcore.topics"
+GROUPS: Final = "logcore.groups"
 PRODUCER_IDS: Final = "logcore.producer-ids"
 POLICY: Final = "logcore.policy"
 DURABLE_END: Final = "logcore.durable"
@@ -60,6 +61,7 @@ DIRECTORY_FILES: Final = (
     META_PROPERTIES,
     CLEAN_SHUTDOWN,
     TOPICS,
+    GROUPS,
     PRODUCER_IDS,
 )
 #: Those of them that grow with the number of partitions.
@@ -339,21 +341,23 @@ def topic_id(content: bytes) -> str:
     return ""
 
 
-def pack_topics(rows: Iterable[Mapping[str, Any]]) -> bytes:
-    """Content of logcore.topics: a first line with the CRC-32 of the rest, then a JSON object for each topic."""
+def pack_rows(what: str, rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """Content of logcore.topics and logcore.groups: a first line with the CRC-32 of the rest and the number of rows,
+    then a JSON object for each row. what: "topics" or "groups".
+    """
     lines = [json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in rows]
     body = b"".join(lines)
-    head = json.dumps({"version": 1, "crc32": zlib.crc32(body), "topics": len(lines)}).encode() + b"\n"
+    head = json.dumps({"version": 1, "crc32": zlib.crc32(body), what: len(lines)}).encode() + b"\n"
     return head + body
 
 
-def unpack_topics(content: bytes) -> list[dict[str, Any]] | None:
-    """The rows of logcore.topics, None when its CRC does not match."""
+def unpack_rows(what: str, content: bytes) -> list[dict[str, Any]] | None:
+    """The rows of such a file, None when its CRC does not match."""
     head, _, body = content.partition(b"\n")
     try:
         facts = json.loads(head)
         rows = [json.loads(line) for line in body.splitlines()]
-        sound = facts["version"] == 1 and facts["crc32"] == zlib.crc32(body) and facts["topics"] == len(rows)
+        sound = facts["version"] == 1 and facts["crc32"] == zlib.crc32(body) and facts[what] == len(rows)
         if sound:
             return rows
         return None

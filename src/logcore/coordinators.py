@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from logcore.consumer.sharedgroups import SharedGroups
     from logcore.directory.controller import Controller
     from logcore.directory.controller import Directory as ControlledDirectory
+    from logcore.directory.groupsettings import GroupSettings
     from logcore.format.transactionrecords import Partition
     from logcore.producer.coordinator import Directory as TransactionsDirectory
     from logcore.producer.coordinator import TransactionCoordinator
@@ -107,6 +108,7 @@ class Coordinators:
         self._transactions: TransactionCoordinator | None = None
         self._registry: FileRegistry | None = None
         self._controller: Controller | None = None
+        self._group_settings: GroupSettings | None = None
         self._looked_ms = fs.monotonic_ms() - _LOOK_MS
         self._expired_ms = fs.monotonic_ms()
 
@@ -135,6 +137,15 @@ class Coordinators:
                 else:
                     self._groups = Groups(self._fs, directory)
             return self._groups
+
+    def group_settings(self, directory: Directory) -> GroupSettings:
+        """What single groups of the consumer protocol are set to. Raises CorruptLogError and StorageReadError."""
+        from logcore.directory.groupsettings import GroupSettings
+
+        with self._lock:
+            if self._group_settings is None:
+                self._group_settings = GroupSettings(self._fs, directory.path)
+            return self._group_settings
 
     def registry(self, directory: Directory) -> FileRegistry:
         """The registry beside the directory, opened once. Raises what opening it raises."""

@@ -47,6 +47,7 @@ from logcore.coordination.effects import (
     Timeout,
 )
 from logcore.coordination.group import Group
+from logcore.directory.groupsettings import GroupSettings
 from logcore.format.grouprecords import Committed
 from logcore.names import OFFSETS_TOPIC
 from netshim.journal import shown
@@ -68,8 +69,11 @@ def _new_id() -> str:
     return str(uuid.uuid4())
 
 
-def group_rules(settings: Settings) -> Rules:
-    """The limits and delays of groups, from the broker's settings."""
+def group_rules(settings: Settings, own: GroupSettings | None = None) -> Rules:
+    """The limits and delays of groups, from the broker's settings; own: those of single groups, where they are kept."""
+    more: dict[str, Any] = {}
+    if own is not None:
+        more["own_settings"] = own.of
     # A third of the session at most, so that setting a short session is enough.
     interval_ms = min(settings.group_consumer_heartbeat_interval_ms, settings.group_consumer_session_timeout_ms // 3)
     return Rules(
@@ -80,6 +84,7 @@ def group_rules(settings: Settings) -> Rules:
         consumer_session_timeout_ms=settings.group_consumer_session_timeout_ms,
         consumer_heartbeat_interval_ms=interval_ms,
         consumer_max_size=settings.group_consumer_max_size,
+        **more,
         may_upgrade=settings.group_consumer_migration_policy in ("upgrade", "bidirectional"),
         may_downgrade=settings.group_consumer_migration_policy in ("downgrade", "bidirectional"),
     )
@@ -146,7 +151,7 @@ class Groups:
         self._state = state
         self._topic = OffsetsTopic(state)
         self._coordinator = Coordinator(
-            group_rules(state.settings), new_id, ServedTopics(state.logdir), compile_pattern
+            group_rules(state.settings, state.group_settings), new_id, ServedTopics(state.logdir), compile_pattern
         )
         self._new_id = new_id
         self._timers: dict[tuple[Group, Timeout], int] = {}  # tokens of the broker's timers

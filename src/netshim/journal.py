@@ -116,14 +116,15 @@ class Journal:
             why,
         )
 
-    def changed(self, call: Asked, topic: str | None, what: str) -> None:
-        """A client changed a topic."""
+    def changed(self, call: Asked, name: str | None, what: str, *, kind: str = "topic") -> None:
+        """A client changed a topic, or the settings of a group."""
         self.say(
             logging.INFO,
             "topic",
             call.now_ms,
-            "topic %s %s, by client %s at %s",
-            topic,
+            "%s %s %s, by client %s at %s",
+            kind,
+            name,
             what,
             shown(call.client_id),
             call.session.peer,

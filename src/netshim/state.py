@@ -23,6 +23,7 @@ import attrs
 
 from logcore import Log, LogcoreError, LogDir, LogFailedError, TopicNotFoundError
 from logcore.checkpoint import Key
+from logcore.directory.groupsettings import GroupSettings
 from netshim.journal import Journal
 from netshim.session import Session
 from netshim.settings import Settings
@@ -94,6 +95,9 @@ class State:
         self.logdir = logdir
         self.settings = settings
         self.submit = submit
+        self.group_settings: GroupSettings | None = None  # where groups of the consumer protocol are served
+        if not self.is_shared:
+            self.group_settings = logdir.coordinators.group_settings(logdir)
         self.timers = Timers()
         self.journal = Journal()
         self.fetches = Waiting()

@@ -12,6 +12,7 @@ seed and the input, and writes the input to a file.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import math
 import os
@@ -33,6 +34,7 @@ from crc32c import crc32c
 import logcore
 from logcore import checkpoint, groupoffsets, recordbatch
 from logcore.config import LogConfig
+from logcore.directory.groupsettings import SESSION_TIMEOUT, GroupSettings
 from logcore.format import grouprecords
 from logcore.format.compression import Codec, compress, decompress
 from logcore.inspect.dump import DUMPERS, dump
@@ -210,13 +212,24 @@ def log(data: bytes) -> None:
 
 
 def small(data: bytes) -> None:
-    checkpoint.unpack_topics(data)
+    checkpoint.unpack_rows("topics", data)
     checkpoint.unpack_producer_ids(data)
     checkpoint.unpack_shown_end(data)
     disk = SimulatedDisk({f"/d/{name}": data for name in ("c", checkpoint.LEADER_EPOCH, checkpoint.POLICY)})
     checkpoint.read_offsets(disk, "/d", "c")
     checkpoint.read_epochs(disk, "/d")
     checkpoint.read_notes(disk, "/d")
+
+
+def group_settings(data: bytes) -> None:
+    GroupSettings(SimulatedDisk({f"/d/{checkpoint.GROUPS}": data}), "/d")
+
+
+def rowed(data: bytes) -> bytes:
+    """With a first line that fits the rows."""
+    _, _, body = data.partition(b"\n")
+    head = {"version": 1, "crc32": zlib.crc32(body), "groups": len(body.splitlines())}
+    return json.dumps(head).encode() + b"\n" + body
 
 
 def state(data: bytes) -> None:
@@ -293,6 +306,9 @@ def decoders() -> dict[str, tuple[Decoder, list[bytes], Callable[[bytes], bytes]
         checkpoint.LEADER_EPOCH,
     ):
         found[f"beside {name.rpartition('.')[2]}"] = (partial(partition, name), found[name.rpartition(".")[2]][1], None)
+    groups = checkpoint.pack_rows("groups", [{"group": "g", "config": {SESSION_TIMEOUT: 50_000}}] * 2)
+    found["group settings"] = (group_settings, [groups], rowed)
+    found[checkpoint.GROUPS] = (*found[checkpoint.GROUPS][:1], [groups], rowed)
     found[checkpoint.DURABLE_END] = (*found[checkpoint.DURABLE_END][:1], [checkpoint.pack_shown_end(5)], None)
     found["log"] = (log, [SEGMENT, *vectors], None)
     for number, api in enumerate(wire.APIS.values()):

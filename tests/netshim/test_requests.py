@@ -518,7 +518,7 @@ def test_settings_of_groups_are_described(tmp_path: Path, keys: list[str] | None
     assert result.error_code == codes.NONE
     assert {each.name: each.value for each in result.configs} == expected
     assert {each.config_source for each in result.configs} <= {5}, "Kafka's source of what the group did not set"
-    assert all(each.documentation and each.config_type == 3 and each.read_only for each in result.configs)
+    assert all(each.documentation and each.config_type == 3 and not each.read_only for each in result.configs)
     synonyms = {synonym.name: synonym.value for each in result.configs for synonym in each.synonyms}
     assert synonyms == expected
 

@@ -12,7 +12,7 @@ Effects are carried out in their order, and those of one transition before those
 from __future__ import annotations
 
 import enum
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING
 
 import attrs
@@ -431,12 +431,18 @@ Event = (
 Effect = Reply | Store | At | Cancel | Event
 
 
+def _nothing_set(_: str) -> Mapping[str, int]:
+    """The own settings of groups where no host keeps any."""
+    return {}
+
+
 @attrs.frozen(kw_only=True)
 class Rules:
     """Limits and delays, by the names of Kafka's settings.
 
     rebalance_delay_ms: how long the first members of a group wait for others. consumer_...: of groups of the consumer
-    protocol, whose members are told these times by the coordinator. may_upgrade, may_downgrade: whether a group with
+    protocol, whose members are told these times by the coordinator; own_settings(group id) gives those that a group has
+    of its own, by Kafka's names. may_upgrade, may_downgrade: whether a group with
     members goes from the classic protocol to that one, and back. member_max_bytes, members_max_bytes: of what a member
     says of itself in the protocols it offers, or is assigned by its leader; and of all members of a group.
     """
@@ -452,6 +458,15 @@ class Rules:
     members_max_bytes: int = 16 << 20
     may_upgrade: bool = False
     may_downgrade: bool = False
+    own_settings: Callable[[str], Mapping[str, int]] = _nothing_set
+
+    def session_timeout_ms_of(self, group_id: str) -> int:
+        """Of members of the consumer protocol in this group."""
+        return self.own_settings(group_id).get("consumer.session.timeout.ms", self.consumer_session_timeout_ms)
+
+    def heartbeat_interval_ms_of(self, group_id: str) -> int:
+        """How often they send heartbeats."""
+        return self.own_settings(group_id).get("consumer.heartbeat.interval.ms", self.consumer_heartbeat_interval_ms)
 
     @property
     def may_mix(self) -> bool:

@@ -390,7 +390,7 @@ class Step:
         """Begins a session again. A timer that comes too early is left, and sets itself again, so that most heartbeats
         set none.
         """
-        timeout_ms = self.around.rules.consumer_session_timeout_ms
+        timeout_ms = self.around.rules.session_timeout_ms_of(self.group.group_id)
         classic = self.consumers.members[member_id].classic
         if classic is not None:
             timeout_ms = classic.session_timeout_ms
@@ -454,7 +454,7 @@ class Step:
         return Beaten(
             member_id=member_id,
             member_epoch=current.member_epoch,
-            heartbeat_interval_ms=self.around.rules.consumer_heartbeat_interval_ms,
+            heartbeat_interval_ms=self.around.rules.heartbeat_interval_ms_of(self.group.group_id),
             assigned=assigned,
         )
 

@@ -84,7 +84,7 @@ def _copy_directory(fs: FS, directory: Directory, target: str) -> None:
     copied = OffsetCheckpoints(fs, target)
     copied.set(checkpoint.LOG_START, starts)
     copied.set(checkpoint.RECOVERY_POINT, points)
-    for file in (checkpoint.META_PROPERTIES, checkpoint.PRODUCER_IDS, checkpoint.TOPICS):
+    for file in (checkpoint.META_PROPERTIES, checkpoint.PRODUCER_IDS, checkpoint.GROUPS, checkpoint.TOPICS):
         content = checkpoint.read(fs, directory.path, file)
         if content is not None:
             checkpoint.write(fs, target, file, content)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final
 
 import attrs
@@ -377,12 +378,15 @@ def _dump_durable(fs: FS, path: str) -> Iterator[Row]:
     yield {"type": "high_watermark" if shown.is_replicated else "durable_end", "offset": shown.offset}
 
 
-def _dump_topics(fs: FS, path: str) -> Iterator[Row]:
-    rows = checkpoint.unpack_topics(_content(fs, path))
+def _dump_rows(what: str, kind: str, fs: FS, path: str) -> Iterator[Row]:
+    """Of the files that hold a row for each topic or group. what: their rows; kind: one of them."""
+    rows = checkpoint.unpack_rows(what, _content(fs, path))
     if rows is None:
-        raise CorruptLogError("the file of topics fails its CRC", path=path)
+        raise CorruptLogError(f"the file of {what} fails its CRC", path=path)
     for row in rows:
-        yield {"type": "topic", **row}
+        if not isinstance(row, dict):
+            raise CorruptLogError(f"the file of {what} holds what no program writes", path=path, found=repr(row)[:80])
+        yield {"type": kind, **row}
 
 
 def _dump_producer_ids(fs: FS, path: str) -> Iterator[Row]:
@@ -407,6 +411,7 @@ DUMPERS: Final[dict[str, Callable[[FS, str], Iterator[Row]]]] = {
     checkpoint.CLEAN_SHUTDOWN: _dump_clean_shutdown,
     checkpoint.POLICY: _dump_policy,
     checkpoint.DURABLE_END: _dump_durable,
-    checkpoint.TOPICS: _dump_topics,
+    checkpoint.TOPICS: partial(_dump_rows, "topics", "topic"),
+    checkpoint.GROUPS: partial(_dump_rows, "groups", "group"),
     checkpoint.PRODUCER_IDS: _dump_producer_ids,
 }

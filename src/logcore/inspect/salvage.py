@@ -321,7 +321,7 @@ def _copy_directory(
     fs: FS, source: str, target: str, done: Sequence[_Saved], lost: list[Part], left_out: list[Part]
 ) -> None:
     """Copies the other files of a log directory, and notes lost and left-out parts."""
-    lost += _copy_small(fs, source, target, checkpoint.META_PROPERTIES)
+    lost += _copy_small(fs, source, target, checkpoint.META_PROPERTIES, checkpoint.GROUPS)
     damaged_ids = _copy_small(fs, source, target, checkpoint.PRODUCER_IDS)
     lost += damaged_ids
     if damaged_ids:  # two producers must never get the same id: continue above all ids in the batches

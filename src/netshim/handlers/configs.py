@@ -1,16 +1,17 @@
-"""Settings of topics, of the broker and of groups: described, and for topics changed.
+"""Settings of topics, of groups and of the broker: described, and but for the broker's changed.
 
-LogDir keeps them; here requests are checked for what only the protocol can get wrong.
+The directory keeps them; here requests are checked for what only the protocol can get wrong.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from logcore import LogcoreError
 from logcore.config import CONFIGS, config_text
+from logcore.directory.groupsettings import HEARTBEAT_INTERVAL, SESSION_TIMEOUT, GroupSettings
 from logcore.logdir import TopicDescription
 from logcore.names import check_topic_name
 from netshim import wire
@@ -37,10 +38,17 @@ _LOGGERS_RESOURCE: Final = 8
 _GROUP_RESOURCE: Final = 32
 #: Kinds of resources that there are; loggers and subscriptions to metrics have no settings here.
 _RESOURCES: Final = frozenset((_TOPIC_RESOURCE, _BROKER_RESOURCE, _LOGGERS_RESOURCE, 16, _GROUP_RESOURCE))
+#: How the log calls those whose settings can be changed.
+_KINDS: Final = {_TOPIC_RESOURCE: "topic", _GROUP_RESOURCE: "group"}
+_GROUP_DOCS: Final = {
+    SESSION_TIMEOUT: "how long a member may be silent",
+    HEARTBEAT_INTERVAL: "how often members send heartbeats",
+}
 _CONFIG_TYPES: Final = {"boolean": 1, "string": 2, "int": 3, "long": 5, "double": 6, "list": 7}
 _FROM_TOPIC: Final = 1
 _FROM_BROKER: Final = 4
 _FROM_DEFAULT: Final = 5
+_FROM_GROUP: Final = 8
 _SET: Final = 0
 _DELETE: Final = 1
 _APPEND: Final = 2
@@ -175,47 +183,111 @@ def _group_configs(
     Kafka gives the source of a value that a group did not set itself as its default, also where the broker set it.
     """
     config_type = wire.DESCRIBE_CONFIGS.Response.Resource.Config
-    rules = group_rules(state.settings)
-    known = {
-        "consumer.session.timeout.ms": (rules.consumer_session_timeout_ms, "how long a member may be silent"),
-        "consumer.heartbeat.interval.ms": (rules.consumer_heartbeat_interval_ms, "how often members send heartbeats"),
-    }
-    for name, (number, doc) in known.items():
+    own: Mapping[str, int] = {}
+    if state.group_settings is not None:
+        own = state.group_settings.of(asked.resource_name)
+    for name, default in _group_defaults(state).items():
         if asked.configuration_keys and name not in asked.configuration_keys:
             continue
-        value = config_text(number)
+        chain = [(own[name], _FROM_GROUP)] if name in own else []
+        chain.append((default, _FROM_DEFAULT))
         synonyms = []
         if request.include_synonyms:
-            synonyms = [config_type.Synonym(name=name, value=value, source=_FROM_DEFAULT)]
+            synonyms = [config_type.Synonym(name=name, value=str(of), source=source) for of, source in chain]
+        value, source = chain[0]
         yield config_type(
             name=name,
-            value=value,
-            read_only=True,  # groups keep to what the broker was started with
-            config_source=_FROM_DEFAULT,
+            value=str(value),
+            read_only=state.group_settings is None,
+            config_source=source,
             synonyms=synonyms,
             config_type=_CONFIG_TYPES["int"],
-            documentation=doc if request.include_documentation else None,
+            documentation=_GROUP_DOCS[name] if request.include_documentation else None,
         )
 
 
+def _group_defaults(state: State) -> dict[str, int]:
+    """What holds for groups that have no settings of their own."""
+    rules = group_rules(state.settings)
+    return {
+        SESSION_TIMEOUT: rules.consumer_session_timeout_ms,
+        HEARTBEAT_INTERVAL: rules.consumer_heartbeat_interval_ms,
+    }
+
+
+class _Topics:
+    """Topics, as things with settings that can be changed."""
+
+    def __init__(self, state: State) -> None:
+        self._logdir = state.logdir
+
+    def own(self, name: str) -> Iterable[str]:
+        """The names of what it has of its own. Raises InvalidNameError and TopicNotFoundError, as the others do."""
+        check_topic_name(name)
+        return self._logdir.describe_topic(name).overrides
+
+    def elements(self, name: str, key: str) -> list[str] | None:
+        """The present value of a list; None for a setting that is no list."""
+        check_topic_name(name)
+        if CONFIGS.get(key) is None or CONFIGS[key].metadata["type"] != "list":
+            return None
+        return str(self._logdir.describe_topic(name).config.as_mapping()[key]).split(",")
+
+    def alter(self, name: str, wanted: dict[str, object | None], *, check_only: bool) -> None:
+        check_topic_name(name)
+        self._logdir.alter_topic(name, wanted, check_only=check_only)
+
+
+class _Groups:
+    """Groups of the consumer protocol, likewise. They need not exist."""
+
+    def __init__(self, settings: GroupSettings, defaults: Mapping[str, int]) -> None:
+        self._settings = settings
+        self._defaults = defaults
+
+    def own(self, name: str) -> Iterable[str]:
+        return self._settings.of(name)
+
+    def elements(self, name: str, key: str) -> list[str] | None:
+        return None
+
+    def alter(self, name: str, wanted: dict[str, object | None], *, check_only: bool) -> None:
+        self._settings.alter(name, wanted, defaults=self._defaults, check_only=check_only)
+
+
+def _those_of(asked: Any, state: State) -> _Topics | _Groups:
+    """The resources of the kind that is asked for. Raises _Refused where their settings cannot be changed."""
+    if asked.resource_type == _TOPIC_RESOURCE:
+        return _Topics(state)
+    if asked.resource_type != _GROUP_RESOURCE:
+        why = "only settings of topics and groups can be altered; others are given when the broker is started"
+        raise _Refused(codes.INVALID_REQUEST, why)
+    if not asked.resource_name:
+        raise _Refused(codes.INVALID_REQUEST, "the name of the group is empty")
+    if state.group_settings is None:
+        why = "groups of the consumer protocol are not served in a directory that is shared"
+        raise _Refused(codes.INVALID_REQUEST, why)
+    return _Groups(state.group_settings, _group_defaults(state))
+
+
 def incremental_alter_configs(request: IncrementalAlterConfigsRequest, call: Call, state: State) -> Answer:
-    def changes(asked: IncrementalAlterConfigsRequest.Resource) -> dict[str, object | None]:
-        described = state.logdir.describe_topic(asked.resource_name)
-        present = described.config.as_mapping()
+    def changes(asked: IncrementalAlterConfigsRequest.Resource, those: _Topics | _Groups) -> dict[str, object | None]:
+        those.own(asked.resource_name)
         result: dict[str, object | None] = {}
         for each in asked.configs:
             operation = each.config_operation
             if operation == _SET:
                 result[each.name] = each.value
-            elif operation == _DELETE:
+                continue
+            if operation == _DELETE:
                 result[each.name] = None
-            elif CONFIGS.get(each.name) is None or CONFIGS[each.name].metadata["type"] != "list":
+                continue
+            parts = those.elements(asked.resource_name, each.name)
+            if parts is None:
                 raise _Refused(codes.INVALID_CONFIG, f"{each.name} is no list to append to or to subtract from")
-            else:
-                parts = str(present[each.name]).split(",")
-                given = (each.value or "").split(",")  # refuse() saw that there is one
-                kept = [part for part in parts if part not in given]
-                result[each.name] = ",".join(kept if operation == _SUBTRACT else [*kept, *given])
+            given = (each.value or "").split(",")  # refuse() saw that there is one
+            kept = [part for part in parts if part not in given]
+            result[each.name] = ",".join(kept if operation == _SUBTRACT else [*kept, *given])
         return result
 
     def refuse(asked: IncrementalAlterConfigsRequest.Resource) -> str | None:
@@ -233,8 +305,8 @@ def incremental_alter_configs(request: IncrementalAlterConfigsRequest, call: Cal
 def alter_configs(request: AlterConfigsRequest, call: Call, state: State) -> Answer:
     """The older form: what is given replaces all that was set before."""
 
-    def changes(asked: AlterConfigsRequest.Resource) -> dict[str, object | None]:
-        before = state.logdir.describe_topic(asked.resource_name).overrides
+    def changes(asked: AlterConfigsRequest.Resource, those: _Topics | _Groups) -> dict[str, object | None]:
+        before = those.own(asked.resource_name)
         return {**dict.fromkeys(before), **{each.name: each.value for each in asked.configs}}
 
     def refuse(asked: AlterConfigsRequest.Resource) -> str | None:
@@ -254,7 +326,7 @@ def _alter(
     request: Any,
     call: Call,
     state: State,
-    changes: Callable[[Any], dict[str, object | None]],
+    changes: Callable[[Any, _Topics | _Groups], dict[str, object | None]],
     refuse: Callable[[Any], str | None],
 ) -> Any:
     """Each resource is changed wholly or not at all."""
@@ -268,18 +340,20 @@ def _alter(
         if times[asked.resource_type, asked.resource_name] > 1:
             reason = "the resource is named twice"
         reason = reason or ("a config is named twice" if len(set(names)) < len(names) else refuse(asked))
-        if asked.resource_type != _TOPIC_RESOURCE:
-            reason = reason or "only settings of topics can be altered; others are given when the broker is started"
         if reason is not None:
             result.error_code = codes.INVALID_REQUEST
             result.error_message = reason
             continue
         try:
-            check_topic_name(asked.resource_name)
-            wanted = changes(asked)
-            state.logdir.alter_topic(asked.resource_name, wanted, check_only=request.validate_only)
+            those = _those_of(asked, state)
+            wanted = changes(asked, those)
+            those.alter(asked.resource_name, wanted, check_only=request.validate_only)
             if not request.validate_only:
-                state.journal.changed(call, asked.resource_name, f"set to {shown(wanted)}")
+                kind = _KINDS[asked.resource_type]
+                name = asked.resource_name
+                if kind != "topic":
+                    name = shown(name)  # which may be any text
+                state.journal.changed(call, name, f"set to {shown(wanted)}", kind=kind)
         except _Refused as refused:
             result.error_code, result.error_message = refused.args
         except LogcoreError as error:
@@ -301,6 +375,8 @@ def list_config_resources(request: ListConfigResourcesRequest, call: Call, state
         _BROKER_RESOURCE: [str(state.node_id)],
         _LOGGERS_RESOURCE: [str(state.node_id)],
     }
+    if state.group_settings is not None:
+        names[_GROUP_RESOURCE] = state.group_settings.names()
     found = [
         response_type.Resource(resource_name=name, resource_type=kind)
         for kind in dict.fromkeys(wanted)

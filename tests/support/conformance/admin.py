@@ -11,6 +11,9 @@ from support.conformance.data import batch
 #: Kinds of resources in requests about settings.
 TOPIC = 2
 BROKER = 4
+GROUP = 32
+_SESSION = "consumer.session.timeout.ms"
+_INTERVAL = "consumer.heartbeat.interval.ms"
 #: Settings that both brokers have, with the same default.
 KNOWN = ["cleanup.policy", "retention.ms", "segment.bytes", "compression.type", "max.message.bytes"]
 
@@ -152,6 +155,8 @@ def describe_configs(asker: Asker) -> None:
     asker.ask("none", resources=[])
     if asker.version >= 1:
         ask("with synonyms", TOPIC, name, ["retention.ms"], include_synonyms=True)
+    ask("a group that is not there", GROUP, asker.name, [_SESSION, _INTERVAL])
+    ask("a group without a name", GROUP, "", [_SESSION])
     asker.ask("all of a topic", resources=[{"resource_type": TOPIC, "resource_name": name, "configuration_keys": None}])
     step, noted = asker.noted.pop()
     noted["results"] = [sorted(each["name"] for each in result["configs"]) for result in noted["results"]]
@@ -178,6 +183,12 @@ def alter_configs(asker: Asker) -> None:
     twice = {"resource_type": TOPIC, "resource_name": name, "configs": []}
     asker.ask("a topic twice", resources=[twice, twice])
     _shown(asker, name)
+    ask("a group", asker.name, (_SESSION, "50000"), kind=GROUP)
+    ask("a group: one for all that were set", asker.name, (_INTERVAL, "6000"), kind=GROUP)
+    ask("a group: an unknown setting", asker.name, ("retention.ms", "1000"), kind=GROUP)
+    ask("a group: a number that is none", asker.name, (_SESSION, "long"), kind=GROUP)
+    ask("a group without a name", "", (_SESSION, "50000"), kind=GROUP)
+    _shown_group(asker)
 
 
 def incremental_alter_configs(asker: Asker) -> None:
@@ -203,6 +214,18 @@ def incremental_alter_configs(asker: Asker) -> None:
     config = {"name": "retention.ms", "config_operation": 0, "value": "1"}
     asker.ask("one twice", resources=[{"resource_type": TOPIC, "resource_name": name, "configs": [config, config]}])
     _shown(asker, name)
+    ask("a group: set", asker.name, _SESSION, 0, "50000", kind=GROUP)
+    ask("a group: set another", asker.name, _INTERVAL, 0, "6000", kind=GROUP)
+    ask("a group: delete", asker.name, _SESSION, 1, "", kind=GROUP)
+    ask("a group: delete what was not set", asker.name, _SESSION, 1, "", kind=GROUP)
+    ask("a group: append", asker.name, _SESSION, 2, "1", kind=GROUP)
+    ask("a group: an unknown setting", asker.name, "no.such", 0, "1", kind=GROUP)
+    ask("a group: delete an unknown setting", asker.name, "no.such", 1, "", kind=GROUP)
+    ask("a group: a number that is none", asker.name, _SESSION, 0, "long", kind=GROUP)
+    ask("a group: too small", asker.name, _SESSION, 0, "10", kind=GROUP)
+    ask("a group: to nothing", asker.name, _SESSION, 0, None, kind=GROUP)
+    ask("a group without a name", "", _SESSION, 0, "50000", kind=GROUP)
+    _shown_group(asker)
 
 
 def _shown(asker: Asker, name: str) -> None:
@@ -211,6 +234,14 @@ def _shown(asker: Asker, name: str) -> None:
     answer = asker.other(wire.DESCRIBE_CONFIGS, 4, resources=[asked])
     settings = {config.name: config.value for config in answer.results[0].configs if config.config_source == 1}
     asker.noted.append(("how it is set in the end", settings))
+
+
+def _shown_group(asker: Asker) -> None:
+    """Notes how the group of the asker's name is set in the end."""
+    asked = {"resource_type": GROUP, "resource_name": asker.name, "configuration_keys": [_SESSION, _INTERVAL]}
+    answer = asker.other(wire.DESCRIBE_CONFIGS, 4, resources=[asked])
+    settings = {config.name: [config.value, config.config_source] for config in answer.results[0].configs}
+    asker.noted.append(("how the group is set in the end", settings))
 
 
 def describe_log_dirs(asker: Asker) -> None:

@@ -1,0 +1,208 @@
+"""Settings of single groups: set, described, obeyed, kept on disk; the file that may come from anywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import logcore
+from logcore import checkpoint
+from logcore.directory.groupsettings import HEARTBEAT_INTERVAL, SESSION_TIMEOUT, GroupSettings
+from logcore.errors import CorruptLogError, InvalidConfigError, StorageWriteError
+from logcore.inspect.dump import dump
+from logcore.inspect.salvage import salvage
+from logcore.testing import Fault, FaultPlan, SimulatedDisk
+from netshim import wire
+from netshim.wire import codes
+from support.rig import Rig
+
+SET = 0
+DELETE = 1
+APPEND = 2
+GROUP = 32
+TOPIC = 2
+BEAT = wire.CONSUMER_GROUP_HEARTBEAT
+DEFAULTS = {SESSION_TIMEOUT: 45_000, HEARTBEAT_INTERVAL: 5_000}
+
+
+def change(rig: Rig, group: str, *changes: tuple[str, str | None, int], only_check: bool = False) -> tuple[int, str]:
+    """The code and message that an incremental change is answered with."""
+    request = wire.INCREMENTAL_ALTER_CONFIGS.Request
+    configs = [request.Resource.Config(name=n, value=v, config_operation=operation) for n, v, operation in changes]
+    asked = request.Resource(resource_type=GROUP, resource_name=group, configs=configs)
+    answer = rig.ask(wire.INCREMENTAL_ALTER_CONFIGS, 1, resources=[asked], validate_only=only_check)
+    return answer.responses[0].error_code, answer.responses[0].error_message or ""
+
+
+def described(rig: Rig, group: str) -> dict[str, tuple[str, int]]:
+    """Name -> (value, source)."""
+    request = wire.DESCRIBE_CONFIGS.Request
+    asked = request.Resource(resource_type=GROUP, resource_name=group, configuration_keys=None)
+    (result,) = rig.ask(wire.DESCRIBE_CONFIGS, 4, resources=[asked]).results
+    assert result.error_code == 0
+    return {each.name: (each.value, each.config_source) for each in result.configs}
+
+
+def listed(rig: Rig) -> list[str]:
+    answer = rig.ask(wire.LIST_CONFIG_RESOURCES, 1, resource_types=[GROUP])
+    return [each.resource_name for each in answer.config_resources]
+
+
+def beat(rig: Rig, group: str) -> Any:
+    return rig.ask(
+        BEAT,
+        1,
+        group_id=group,
+        member_id="A",
+        member_epoch=0,
+        rebalance_timeout_ms=60_000,
+        subscribed_topic_names=["orders"],
+        topic_partitions=[],
+    )
+
+
+def test_a_group_is_set_and_described_and_set_back(rig: Rig) -> None:
+    defaults = {SESSION_TIMEOUT: ("45000", 5), HEARTBEAT_INTERVAL: ("5000", 5)}
+    assert described(rig, "g") == defaults
+    assert change(rig, "g", (SESSION_TIMEOUT, "50000", SET), (HEARTBEAT_INTERVAL, "6000", SET))[0] == 0
+    for _ in range(2):
+        assert described(rig, "g") == {SESSION_TIMEOUT: ("50000", 8), HEARTBEAT_INTERVAL: ("6000", 8)}
+        assert described(rig, "other") == defaults
+        assert listed(rig) == ["g"]
+        rig.restart()
+    assert change(rig, "g", (SESSION_TIMEOUT, "", DELETE))[0] == 0
+    assert described(rig, "g") == {SESSION_TIMEOUT: ("45000", 5), HEARTBEAT_INTERVAL: ("6000", 8)}
+    assert change(rig, "g", (HEARTBEAT_INTERVAL, None, DELETE), ("no.such", None, DELETE))[0] == 0
+    assert described(rig, "g") == defaults and listed(rig) == []
+
+
+def test_the_older_form_replaces_what_was_set(rig: Rig) -> None:
+    change(rig, "g", (SESSION_TIMEOUT, "50000", SET))
+    request = wire.ALTER_CONFIGS.Request
+    asked = request.Resource(
+        resource_type=GROUP,
+        resource_name="g",
+        configs=[request.Resource.Config(name=HEARTBEAT_INTERVAL, value="7000")],
+    )
+    assert rig.ask(wire.ALTER_CONFIGS, 2, resources=[asked]).responses[0].error_code == 0
+    assert described(rig, "g") == {SESSION_TIMEOUT: ("45000", 5), HEARTBEAT_INTERVAL: ("7000", 8)}
+
+
+def test_members_are_held_to_the_settings_of_their_group(rig: Rig) -> None:
+    change(rig, "quick", (SESSION_TIMEOUT, "1000", SET), (HEARTBEAT_INTERVAL, "200", SET))
+    assert beat(rig, "quick").heartbeat_interval_ms == 200
+    assert beat(rig, "usual").heartbeat_interval_ms == 5_000
+    rig.sleep(1_500)
+    states = {group.group_id: group.group_state for group in rig.ask(wire.LIST_GROUPS, 5).groups}
+    assert states == {"quick": "Empty", "usual": "Stable"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ([("no.such", "1", SET)], codes.INVALID_CONFIG),
+        ([(SESSION_TIMEOUT, "299", SET)], codes.INVALID_CONFIG),
+        ([(SESSION_TIMEOUT, "2147483648", SET)], codes.INVALID_CONFIG),
+        ([(SESSION_TIMEOUT, "-1", SET)], codes.INVALID_CONFIG),
+        ([(SESSION_TIMEOUT, "5e3", SET)], codes.INVALID_CONFIG),
+        ([(SESSION_TIMEOUT, "9" * 40_000, SET)], codes.INVALID_CONFIG),
+        ([(SESSION_TIMEOUT, "\u0663\u0663\u0663\u0663", SET)], codes.INVALID_CONFIG),
+        ([(SESSION_TIMEOUT, "50000", APPEND)], codes.INVALID_CONFIG),
+        ([(SESSION_TIMEOUT, "5000", SET)], codes.INVALID_CONFIG),  # no longer than the default interval
+        ([(HEARTBEAT_INTERVAL, "45000", SET)], codes.INVALID_CONFIG),
+        ([(HEARTBEAT_INTERVAL, "6000", SET), ("no.such", "1", SET)], codes.INVALID_CONFIG),
+        ([(SESSION_TIMEOUT, None, SET)], codes.INVALID_REQUEST),
+        ([(SESSION_TIMEOUT, "50000", SET), (SESSION_TIMEOUT, "50000", SET)], codes.INVALID_REQUEST),
+    ],
+)
+def test_what_is_no_setting_is_refused_whole(rig: Rig, changes: list[Any], code: int) -> None:
+    found, message = change(rig, "g", *changes)
+    assert found == code and 0 < len(message) < 500
+    assert listed(rig) == []
+
+
+def test_a_group_needs_a_name_that_a_record_can_hold(rig: Rig) -> None:
+    assert change(rig, "", (SESSION_TIMEOUT, "50000", SET))[0] == codes.INVALID_REQUEST
+    assert change(rig, "x" * 32_001, (SESSION_TIMEOUT, "50000", SET))[0] == codes.INVALID_CONFIG
+
+
+def test_a_check_changes_nothing(rig: Rig) -> None:
+    assert change(rig, "g", (SESSION_TIMEOUT, "50000", SET), only_check=True)[0] == 0
+    assert change(rig, "g", (SESSION_TIMEOUT, "5", SET), only_check=True)[0] == codes.INVALID_CONFIG
+    assert listed(rig) == []
+
+
+@pytest.mark.parametrize("rig", [True], indirect=True)
+def test_beside_other_processes_groups_are_not_set(rig: Rig) -> None:
+    code, message = change(rig, "g", (SESSION_TIMEOUT, "50000", SET))
+    assert code == codes.INVALID_REQUEST and "shared" in message
+
+
+# -- the file --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operation", ["create", "pwrite", "fsync", "rename", "sync_dir"])
+def test_of_a_change_that_fails_counts_what_is_on_disk(operation: str) -> None:
+    disk = SimulatedDisk({"/d": None})
+    settings = GroupSettings(disk, "/d")
+    settings.alter("g", {SESSION_TIMEOUT: 50_000}, defaults=DEFAULTS)
+    disk.faults = FaultPlan(Fault(operation))
+    with pytest.raises(StorageWriteError):
+        settings.alter("g", {SESSION_TIMEOUT: 60_000}, defaults=DEFAULTS)
+    assert disk.faults.hits
+    expected = 60_000 if operation == "sync_dir" else 50_000
+    assert settings.of("g") == {SESSION_TIMEOUT: expected} == GroupSettings(disk, "/d").of("g")
+
+
+def rows(*groups: Any) -> bytes:
+    return checkpoint.pack_rows("groups", groups)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no rows\n",
+        rows({"group": "g", "config": {SESSION_TIMEOUT: 50_000}})[:-4],
+        checkpoint.pack_rows("topics", [{"group": "g", "config": {}}]),
+        rows({"config": {}}),
+        rows(["g"]),
+        rows({"group": "g", "config": [1]}),
+        rows({"group": "g", "config": {"no.such": 5_000}}),
+        rows({"group": "g", "config": {SESSION_TIMEOUT: "soon"}}),
+        rows({"group": "g" * 40_000, "config": {}}),
+    ],
+)
+def test_a_file_that_cannot_be_believed_is_an_error(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / checkpoint.GROUPS).write_bytes(content)
+    with pytest.raises(CorruptLogError, match="settings"):
+        GroupSettings(logcore.fs.OS, str(tmp_path))
+
+
+def test_the_file_is_copied_and_shown(tmp_path: Path) -> None:
+    with logcore.open_dir(tmp_path / "data", create=True) as logdir:
+        logdir.create_topic("t")
+        settings = logdir.coordinators.group_settings(logdir)
+        settings.alter("g\n", {SESSION_TIMEOUT: 50_000}, defaults=DEFAULTS)
+        logdir.snapshot(tmp_path / "copy")
+    assert [*dump(tmp_path / "copy" / checkpoint.GROUPS)] == [
+        {"type": "group", "group": "g\n", "config": {SESSION_TIMEOUT: 50_000}}
+    ]
+    salvage(tmp_path / "data", tmp_path / "saved")
+    for name in ("copy", "saved"):
+        with logcore.open_dir(tmp_path / name) as logdir:
+            assert logdir.coordinators.group_settings(logdir).of("g\n") == {SESSION_TIMEOUT: 50_000}
+
+
+def test_settings_of_very_many_groups_are_refused() -> None:
+    disk = SimulatedDisk({"/d": None})
+    many = [{"group": str(number), "config": {SESSION_TIMEOUT: 50_000}} for number in range(100_000)]
+    checkpoint.write(disk, "/d", checkpoint.GROUPS, rows(*many))
+    settings = GroupSettings(disk, "/d")
+    with pytest.raises(InvalidConfigError, match="groups with settings"):
+        settings.alter("one more", {SESSION_TIMEOUT: 50_000}, defaults=DEFAULTS)
+    settings.alter("7", {SESSION_TIMEOUT: None}, defaults=DEFAULTS)
+    settings.alter("one more", {SESSION_TIMEOUT: 50_000}, defaults=DEFAULTS)
+    assert len(GroupSettings(disk, "/d").names()) == 100_000
