@@ -341,18 +341,34 @@ def topic_id(content: bytes) -> str:
     return ""
 
 
-def pack_rows(what: str, rows: Iterable[Mapping[str, Any]]) -> bytes:
-    """Content of logcore.topics and logcore.groups: a first line with the CRC-32 of the rest and the number of rows,
-    then a JSON object for each row. what: "topics" or "groups".
-    """
+def pack_topics(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """Content of logcore.topics: a first line with the CRC-32 of the rest, then a JSON object for each topic."""
+    return _pack_rows("topics", rows)
+
+
+def unpack_topics(content: bytes) -> list[dict[str, Any]] | None:
+    """The rows of logcore.topics, None when its CRC does not match."""
+    return _unpack_rows("topics", content)
+
+
+def pack_groups(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """Content of logcore.groups, which is built like that of topics."""
+    return _pack_rows("groups", rows)
+
+
+def unpack_groups(content: bytes) -> list[dict[str, Any]] | None:
+    """The rows of logcore.groups, None when its CRC does not match."""
+    return _unpack_rows("groups", content)
+
+
+def _pack_rows(what: str, rows: Iterable[Mapping[str, Any]]) -> bytes:
     lines = [json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in rows]
     body = b"".join(lines)
     head = json.dumps({"version": 1, "crc32": zlib.crc32(body), what: len(lines)}).encode() + b"\n"
     return head + body
 
 
-def unpack_rows(what: str, content: bytes) -> list[dict[str, Any]] | None:
-    """The rows of such a file, None when its CRC does not match."""
+def _unpack_rows(what: str, content: bytes) -> list[dict[str, Any]] | None:
     head, _, body = content.partition(b"\n")
     try:
         facts = json.loads(head)

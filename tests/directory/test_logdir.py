@@ -616,7 +616,7 @@ def test_a_hostile_file_of_topics_has_no_effect(tmp_path: Path, rows: list[Any],
     (tmp_path / "victim" / "home-0").mkdir(parents=True)
     data = tmp_path / "data"
     (data / "x-0").mkdir(parents=True)
-    (data / "logcore.topics").write_bytes(checkpoint.pack_rows("topics", rows))
+    (data / "logcore.topics").write_bytes(checkpoint.pack_topics(rows))
     with pytest.raises(CorruptLogError, match="what no program writes"):
         logcore.open_dir(data, read_only=read_only)
     assert sorted(os.listdir(tmp_path / "victim")) == ["home-0"]

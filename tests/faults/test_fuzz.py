@@ -212,7 +212,7 @@ def log(data: bytes) -> None:
 
 
 def small(data: bytes) -> None:
-    checkpoint.unpack_rows("topics", data)
+    checkpoint.unpack_topics(data)
     checkpoint.unpack_producer_ids(data)
     checkpoint.unpack_shown_end(data)
     disk = SimulatedDisk({f"/d/{name}": data for name in ("c", checkpoint.LEADER_EPOCH, checkpoint.POLICY)})
@@ -306,7 +306,7 @@ def decoders() -> dict[str, tuple[Decoder, list[bytes], Callable[[bytes], bytes]
         checkpoint.LEADER_EPOCH,
     ):
         found[f"beside {name.rpartition('.')[2]}"] = (partial(partition, name), found[name.rpartition(".")[2]][1], None)
-    groups = checkpoint.pack_rows("groups", [{"group": "g", "config": {SESSION_TIMEOUT: 50_000}}] * 2)
+    groups = checkpoint.pack_groups([{"group": "g", "config": {SESSION_TIMEOUT: 50_000}}] * 2)
     found["group settings"] = (group_settings, [groups], rowed)
     found[checkpoint.GROUPS] = (*found[checkpoint.GROUPS][:1], [groups], rowed)
     found[checkpoint.DURABLE_END] = (*found[checkpoint.DURABLE_END][:1], [checkpoint.pack_shown_end(5)], None)

@@ -157,7 +157,7 @@ def test_of_a_change_that_fails_counts_what_is_on_disk(operation: str) -> None:
 
 
 def rows(*groups: Any) -> bytes:
-    return checkpoint.pack_rows("groups", groups)
+    return checkpoint.pack_groups(groups)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def rows(*groups: Any) -> bytes:
         b"",
         b"no rows\n",
         rows({"group": "g", "config": {SESSION_TIMEOUT: 50_000}})[:-4],
-        checkpoint.pack_rows("topics", [{"group": "g", "config": {}}]),
+        checkpoint.pack_topics([{"group": "g", "config": {}}]),
         rows({"config": {}}),
         rows(["g"]),
         rows({"group": "g", "config": [1]}),

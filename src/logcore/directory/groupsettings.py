@@ -86,7 +86,7 @@ class GroupSettings:
                 return
             rows = [{"group": name, "config": settings} for name, settings in sorted(changed.items())]
             try:
-                checkpoint.write(self._fs, self._path, checkpoint.GROUPS, checkpoint.pack_rows("groups", rows))
+                checkpoint.write(self._fs, self._path, checkpoint.GROUPS, checkpoint.pack_groups(rows))
             except BaseException:
                 with contextlib.suppress(LogcoreError):  # where it cannot be read either, what was known goes on
                     self._by_group = self._read()  # the last sync may fail when the file is there
@@ -97,7 +97,7 @@ class GroupSettings:
         content = checkpoint.read(self._fs, self._path, checkpoint.GROUPS)
         if content is None:
             return {}
-        rows = checkpoint.unpack_rows("groups", content)
+        rows = checkpoint.unpack_groups(content)
         try:
             if rows is None:
                 raise ValueError("the CRC is that of other rows")

@@ -113,7 +113,7 @@ def read_topics(fs: FS, path: str) -> list[TopicEntry]:
     content = checkpoint.read(fs, path, checkpoint.TOPICS)
     if content is None:
         return []
-    rows = checkpoint.unpack_rows("topics", content)
+    rows = checkpoint.unpack_topics(content)
     if rows is None:
         raise CorruptLogError(
             "the file of topics is damaged; restore it from a copy, or remove it and set the topics' configs again",
@@ -145,7 +145,7 @@ def write_topics(fs: FS, path: str, topics: Iterable[TopicEntry], *, may_use_res
     total = sum(row["partitions"] for row in rows)
     if total > _MOST_IN_ALL:
         raise InvalidConfigError("partitions in all", expected=f"at most {_MOST_IN_ALL}", found=total)
-    content = checkpoint.pack_rows("topics", rows)
+    content = checkpoint.pack_topics(rows)
     reserve = None
     if may_use_reserve:
         reserve = path

@@ -378,14 +378,14 @@ def _dump_durable(fs: FS, path: str) -> Iterator[Row]:
     yield {"type": "high_watermark" if shown.is_replicated else "durable_end", "offset": shown.offset}
 
 
-def _dump_rows(what: str, kind: str, fs: FS, path: str) -> Iterator[Row]:
-    """Of the files that hold a row for each topic or group. what: their rows; kind: one of them."""
-    rows = checkpoint.unpack_rows(what, _content(fs, path))
+def _dump_rows(kind: str, unpack: Callable[[bytes], list[dict[str, Any]] | None], fs: FS, path: str) -> Iterator[Row]:
+    """Of a file that holds a row for each topic, or for each group."""
+    rows = unpack(_content(fs, path))
     if rows is None:
-        raise CorruptLogError(f"the file of {what} fails its CRC", path=path)
+        raise CorruptLogError(f"the file with a row for each {kind} fails its CRC", path=path)
     for row in rows:
         if not isinstance(row, dict):
-            raise CorruptLogError(f"the file of {what} holds what no program writes", path=path, found=repr(row)[:80])
+            raise CorruptLogError(f"the row of a {kind} is none that a program writes", path=path, found=repr(row)[:80])
         yield {"type": kind, **row}
 
 
@@ -411,7 +411,7 @@ DUMPERS: Final[dict[str, Callable[[FS, str], Iterator[Row]]]] = {
     checkpoint.CLEAN_SHUTDOWN: _dump_clean_shutdown,
     checkpoint.POLICY: _dump_policy,
     checkpoint.DURABLE_END: _dump_durable,
-    checkpoint.TOPICS: partial(_dump_rows, "topics", "topic"),
-    checkpoint.GROUPS: partial(_dump_rows, "groups", "group"),
+    checkpoint.TOPICS: partial(_dump_rows, "topic", checkpoint.unpack_topics),
+    checkpoint.GROUPS: partial(_dump_rows, "group", checkpoint.unpack_groups),
     checkpoint.PRODUCER_IDS: _dump_producer_ids,
 }

@@ -140,7 +140,7 @@ def _topics_going(fs: FS, directory: str) -> set[str]:
     removed.
     """
     content = or_else(None, checkpoint.read, fs, directory, checkpoint.TOPICS)
-    rows = checkpoint.unpack_rows("topics", content or b"") or ()
+    rows = checkpoint.unpack_topics(content or b"") or ()
     return {str(row.get("topic")) for row in rows if isinstance(row, dict) and row.get("deleting")}
 
 
