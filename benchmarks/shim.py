@@ -11,6 +11,8 @@ Method:
 - idle: a broker whose 1,000 partitions were each written to once, and one without partitions, both left alone.
 - callbacks: how long those of the broker's event loop take while confluent-kafka produces and three consumers read as
   fast as they can. Nobody else is served meanwhile.
+- large requests: what ApiVersions waits while eight connections ask for committed offsets of 99,000 partitions each,
+  which the broker works on in pieces.
 - confluent-kafka: 1 KB messages through its Producer, and back through its Consumer, beside librdkafka's mock cluster,
   which lives in a client's process and keeps what it is sent in memory: the last 5 MB of a partition, so what is
   consumed lies in 4 MB of each of many partitions, on both sides.
@@ -26,7 +28,9 @@ import mmap
 import multiprocessing
 import os
 import socket
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,6 +58,7 @@ def run(settings: Settings) -> Iterator[Result]:
     yield fetch_bytes(settings)
     yield from idle(settings)
     yield from callbacks(settings)
+    yield large_requests(settings)
     yield from clients(settings)
 
 
@@ -469,6 +474,57 @@ def callbacks(settings: Settings) -> Iterator[Result]:
         bound="at most",
         ratio_unit=" ms",
         method="One producer and three consumers of confluent-kafka, as fast as they can; policy group.",
+    )
+
+
+def _answer_s(sock: socket.socket, frame: bytes) -> float:
+    """Sends a request and reads its answer; how long that took."""
+    began = time.perf_counter()
+    sock.sendall(frame)
+    left = int.from_bytes(sock.recv(4, socket.MSG_WAITALL), "big")
+    while left:
+        left -= len(sock.recv(min(left, 1 << 20)))
+    return time.perf_counter() - began
+
+
+def large_requests(settings: Settings) -> Result:
+    """What a small request waits while others ask for very many partitions."""
+    rounds = 2 if settings.quick else 8
+    request = wire.OFFSET_FETCH.Request
+    asked = request(group_id="g", topics=[request.Topic(name="t", partition_indexes=list(range(99_000)))])
+    large = wire.encode_request(wire.OFFSET_FETCH, 5, 1, "large", asked)
+    who = wire.API_VERSIONS.Request(client_software_name="small", client_software_version="1")
+    small = wire.encode_request(wire.API_VERSIONS, 3, 1, "small", who)
+    with common.scratch(settings, "shim") as path:
+        command = [sys.executable, "-m", "netshim", "serve", str(path / "data"), "--port", "0"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as broker:
+            assert broker.stdout is not None
+            port = int(broker.stdout.readline().rpartition(":")[2])
+            socks = [socket.create_connection(("127.0.0.1", port)) for _ in range(9)]
+            waits = []
+            for _ in range(rounds):
+                threads = [threading.Thread(target=_answer_s, args=(sock, large)) for sock in socks[1:]]
+                for thread in threads:
+                    thread.start()
+                while any(thread.is_alive() for thread in threads):
+                    waits.append(_answer_s(socks[0], small))
+                    time.sleep(0.002)
+            for sock in socks:
+                sock.close()
+            broker.terminate()
+    waits.sort()
+    p99_ms = waits[int(len(waits) * 0.99)] * 1e3
+    return Result(
+        question="a small request beside eight for 99,000 partitions each, p99",
+        unit="ms",
+        ours=p99_ms,
+        peer_name="the limit",
+        peer=0,
+        ratio=p99_ms,
+        target=50,
+        bound="at most",
+        ratio_unit=" ms",
+        method="ApiVersions every 2 ms, while eight connections ask for committed offsets, one after the other.",
     )
 
 
