@@ -227,10 +227,10 @@ class Trial:
             seen.add((frame.f_code.co_filename, frame.f_lineno))
             return trace
 
-        sys.settrace(trace)
         threading.settrace(trace)
         for slot, item in enumerate(items):
             seen.clear()
+            sys.settrace(trace)  # each time: tests that interrupt at any line have a tracer of their own
             began = time.monotonic()
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=[*items, None][slot + 1])
             if item.nodeid in self.failed:
