@@ -1071,9 +1071,9 @@ MISTAKES: Final = (
         "netshim/test_pieces.py",
     ),
     Mistake(
-        "requests_that_waited_for_groups_overtake_each_other", "netshim/groups.py",
-        "        if self._is_catching_up:\n",
-        "        if False:\n",
+        "requests_that_wait_first_are_overtaken_in_pieces", "netshim/broker.py",
+        "response.is_in_pieces or entries > waiting.PIECE",
+        "response.is_in_pieces",
         "netshim/test_pieces.py",
     ),
     Mistake(
@@ -1108,8 +1108,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "offsets_of_a_topic_deleted_between_pieces", "netshim/handlers/group.py",
-        "        if topic.name not in state.logdir:\n            for partition, result",
-        "        if False:\n            for partition, result",
+        "    if state.logdir.topics_version != version:",
+        "    if False:",
         "netshim/test_pieces.py",
     ),
     Mistake(

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 from logcore import LogDir
-from netshim import wire
+from netshim import waiting, wire
 from netshim.groups import Groups
 from netshim.handlers import HANDLERS, NOT_SHARED, served_versions
 from netshim.journal import errors_in, shown
@@ -21,7 +21,7 @@ from netshim.settings import Settings
 from netshim.sharing import GroupsBesideOthers, TransactionsBesideOthers
 from netshim.state import Call, State
 from netshim.transactions import TransactionHost
-from netshim.waiting import PIECE, Answer, CloseConnection, Later, Submit
+from netshim.waiting import Answer, CloseConnection, Later, Submit
 from netshim.wire import codes
 
 _log = logging.getLogger("netshim")
@@ -76,7 +76,7 @@ _NOTED: Final = frozenset(
     )
 )
 #: A request with more entries than this is refused where too many are worked on in pieces. Others are done whole then.
-_LARGE_ENTRIES: Final = 10 * PIECE
+_LARGE_ENTRIES: Final = 10_000
 #: The turns of encoding large answers: one at a time, so that the other threads are free for the disk.
 _LARGE_ANSWERS: Final = "large answers"
 #: What a client wants that asks for an API that is not served.
@@ -152,10 +152,11 @@ class Broker:
         except Exception as error:
             response = error
         if isinstance(response, Answer):
-            encoded = Answer(is_parked=api.key in _PARKED, is_in_pieces=response.is_in_pieces)
+            # A request that has to wait first is not in pieces yet; a later one would overtake the pieces.
+            is_large = response.is_in_pieces or entries > waiting.PIECE
+            encoded = Answer(is_parked=api.key in _PARKED, is_in_pieces=is_large)
             waited = response
             encoded.when_cancelled(waited.cancel)
-            is_large = waited.is_in_pieces or entries > PIECE
 
             def ready(value: object) -> None:
                 tell = partial(self._told, call, api, header.correlation_id, value)

@@ -55,7 +55,7 @@ from netshim.offsets import OffsetsTopic
 from netshim.settings import Settings
 from netshim.state import State
 from netshim.subscriptions import ServedTopics, compile_pattern
-from netshim.waiting import Answer, Steps, answer_with, whole
+from netshim.waiting import Answer, Steps, answer_with
 
 _log = logging.getLogger("netshim")
 
@@ -158,7 +158,6 @@ class Groups:
         self._effects: deque[Effect] = deque()  # not carried out yet
         self._is_acting = False
         self._is_loaded = False
-        self._is_catching_up = False  # requests that waited for the groups are begun
         self._loading: list[Failed] | None = None  # waiting callers of load(); None while it does not run
 
     # -- effects
@@ -227,22 +226,14 @@ class Groups:
         def go_on(error: GroupError | None) -> None:
             if error is not None:
                 answer.set(refuse(error))
-                return
-            self._is_catching_up = True
-            try:
+            else:
                 answer_with(handle, answer)
-            finally:
-                self._is_catching_up = False
 
         self.load(now_ms, go_on)
         return answer
 
     def in_pieces(self, steps: Steps[T]) -> T | Answer:
-        """As State.in_pieces(); for what when_known() calls. What has waited for the groups is done whole: the next one
-        that waited begins behind it at once, and would overtake the rest of it.
-        """
-        if self._is_catching_up:
-            return whole(steps)
+        """As State.in_pieces(); for what when_known() calls."""
         return self._state.in_pieces(steps)
 
     def load(self, now_ms: int, done: Failed) -> None:

@@ -24,10 +24,11 @@ import attrs
 from logcore import Log, LogcoreError, LogDir, LogFailedError, TopicNotFoundError
 from logcore.checkpoint import Key
 from logcore.directory.groupsettings import GroupSettings
+from netshim import waiting
 from netshim.journal import Journal
 from netshim.session import Session
 from netshim.settings import Settings
-from netshim.waiting import Answer, Later, Pieces, Steps, Submit, Syncs, Timers, Waiting, answer_with, pass_on
+from netshim.waiting import Answer, Later, Pace, Pieces, Steps, Submit, Syncs, Timers, Waiting, answer_with, pass_on
 
 _log = logging.getLogger("netshim")
 
@@ -165,7 +166,24 @@ class State:
         Logs are opened one after the other, those of several requests by turns, so that one request for many does not
         keep the others waiting.
         """
-        missing = [key for key in dict.fromkeys(keys) if self._is_to_open(key)]
+        those = list(dict.fromkeys(keys))
+        if len(those) > waiting.PIECE:
+            return self.in_pieces(self._look_and_open(those, handle))
+        return self._open_first([key for key in those if self._is_to_open(key)], handle)
+
+    def _look_and_open(self, keys: list[Key], handle: Callable[[], _T]) -> Steps[_T | Answer]:
+        """As when_open(), which looks for each key whether it is open."""
+        missing = []
+        pace = Pace()
+        for key in keys:
+            if pace.is_over():
+                yield
+            if self._is_to_open(key):
+                missing.append(key)
+        return self._open_first(missing, handle)
+
+    def _open_first(self, missing: list[Key], handle: Callable[[], _T]) -> _T | Answer:
+        """handle(), once these were opened."""
         if not missing:
             return handle()
         answer = Answer()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logcore.errors import LogClosedError
+from logcore.format.grouprecords import Subscription, subscription_value
 from logcore.recordbatch import encode
 from netshim import waiting, wire
 from netshim.connection import Budget, Connection, Workload
@@ -231,20 +233,8 @@ def test_a_large_request_takes_several_turns(bench: Bench, turns: Turns, api: An
     bench.read(api, version, answer)
 
 
-@pytest.mark.parametrize("is_loaded", [True, False])
-def test_a_later_request_of_the_connection_waits_for_one_in_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_loaded: bool
-) -> None:
-    """Else the commit of 5 would take effect after that of 6, which came behind it. Also where both wait until the
-    groups are known.
-    """
-    monkeypatch.setattr(waiting, "PIECE", PIECE)
-    bench = Bench(tmp_path / "other")
-    bench.logdir.create_topic("t", MANY)
-    turns = Turns(bench)
-    if is_loaded:
-        bench.ask(wire.OFFSET_FETCH, 5, offsets_of(1))
-    bench.at_once = False
+def pipelined(bench: Bench, turns: Turns, api: Any, version: int, *requests: Any) -> list[Any]:
+    """The responses to requests that come at once on one connection, while the disk takes its time."""
     state = bench.broker.state
     connection = Connection(
         lambda frame, now_ms: bench.broker.handle(SESSION, frame, now_ms),
@@ -254,25 +244,99 @@ def test_a_later_request_of_the_connection_waits_for_one_in_pieces(
         0,
         lambda: None,
     )
-    sent = wire.encode_request(wire.OFFSET_COMMIT, 7, 1, "c", commit_of(5, range(MANY)))
-    sent += wire.encode_request(wire.OFFSET_COMMIT, 7, 2, "c", commit_of(6, range(1)))
+    bench.at_once = False
+    sent = b"".join(wire.encode_request(api, version, number, "c", one) for number, one in enumerate(requests))
     while sent:
         room = connection.get_buffer()
         size = min(len(room), len(sent))
         room[:size] = sent[:size]
         sent = sent[size:]
         connection.received(size, 0)
-    if is_loaded:
-        assert connection.is_full
-    bench.at_once = True
-    bench.run()
-    turns.run()
-    connection.process(0)
-    assert not connection.is_full
-    found = bench.ask(wire.OFFSET_FETCH, 5, offsets_of(2)).topics[0].partitions
-    assert [part.committed_offset for part in found] == [6, 5]
+    assert not connection.is_idle
+    while bench.submitted or turns.waiting:
+        bench.run()
+        turns.run()
+        connection.process(0)
+    came = bytearray()
+    while (piece := connection.take()) is not None:
+        came += piece
+    responses = []
+    while came:
+        size = int.from_bytes(came[:4], "big")
+        number, response = wire.decode_response(api, version, came[4 : 4 + size])
+        assert number == len(responses)
+        responses.append(response)
+        came = came[4 + size :]
+    assert len(responses) == len(requests)
     connection.close()
-    bench.close()
+    bench.at_once = True
+    return responses
+
+
+def committed_to(bench: Bench, turns: Turns) -> list[int]:
+    """The offsets of the first two partitions."""
+    answer = bench.send(wire.OFFSET_FETCH, 5, offsets_of(2))
+    turns.run()
+    return [part.committed_offset for part in bench.read(wire.OFFSET_FETCH, 5, answer).topics[0].partitions]
+
+
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_a_later_commit_of_the_connection_waits_for_one_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_loaded: bool
+) -> None:
+    """Else the commit of 5 would take effect after that of 6, which came behind it. Also where both wait until the
+    groups are known.
+    """
+    monkeypatch.setattr(waiting, "PIECE", PIECE)
+    with contextlib.closing(Bench(tmp_path / "other")) as bench:
+        bench.logdir.create_topic("t", MANY)
+        turns = Turns(bench)
+        if is_loaded:
+            bench.ask(wire.OFFSET_FETCH, 5, offsets_of(1))
+        pipelined(bench, turns, wire.OFFSET_COMMIT, 7, commit_of(5, range(MANY)), commit_of(6, range(1)))
+        assert committed_to(bench, turns) == [6, 5]
+
+
+def transactional(bench: Bench) -> dict[str, int]:
+    """The id and epoch of a producer with the transactional id x."""
+    request = wire.INIT_PRODUCER_ID.Request(transactional_id="x", transaction_timeout_ms=60_000)
+    told = bench.ask(wire.INIT_PRODUCER_ID, 4, request)
+    return {"producer_id": told.producer_id, "producer_epoch": told.producer_epoch}
+
+
+def test_a_later_commit_in_a_transaction_waits_for_one_in_pieces(bench: Bench, turns: Turns) -> None:
+    """It waits until its group was added to the transaction, and is in pieces only then."""
+    who = transactional(bench)
+    request = wire.TXN_OFFSET_COMMIT.Request
+
+    def of(offset: int, numbers: range) -> Any:
+        parts = [request.Topic.Partition(partition_index=number, committed_offset=offset) for number in numbers]
+        topics = [request.Topic(name="t", partitions=parts)]
+        return request(transactional_id="x", group_id="g", generation_id=-1, topics=topics, **who)
+
+    pipelined(bench, turns, wire.TXN_OFFSET_COMMIT, 5, of(5, range(MANY)), of(6, range(1)))
+    end = wire.END_TXN.Request(transactional_id="x", committed=True, **who)
+    assert bench.ask(wire.END_TXN, 4, end).error_code == 0
+    assert committed_to(bench, turns) == [6, 5]
+
+
+def test_a_later_batch_of_a_transaction_waits_for_one_in_pieces(bench: Bench, turns: Turns) -> None:
+    who = transactional(bench)
+    for number in range(MANY):
+        bench.logdir.partition("t", number)
+
+    def of(value: bytes, sequence: int, numbers: range) -> Any:
+        batch = encode([(None, value)], transactional=True, base_sequence=sequence, **who)
+        request = wire.PRODUCE.Request
+        parts = [request.Topic.Partition(index=number, records=batch) for number in numbers]
+        topics = [request.Topic(name="t", partition_data=parts)]
+        return request(acks=-1, timeout_ms=1_000, transactional_id="x", topic_data=topics)
+
+    last = MANY - 1
+    requests = of(b"first", 0, range(MANY)), of(b"second", 1, range(last, MANY))
+    for told in pipelined(bench, turns, wire.PRODUCE, 12, *requests):
+        assert not any(part.error_code for part in told.responses[0].partition_responses)
+    assert [record.value for record in bench.logdir.partition("t", last).read(0)] == [b"first", b"second"]
 
 
 def test_records_of_a_later_piece_outlive_the_buffer_of_their_connection(
@@ -330,6 +394,46 @@ def test_each_piece_knows_which_logs_could_not_be_opened(
     assert [part.error_code for part in told] == [0, 0, codes.NOT_LEADER_OR_FOLLOWER, 0]
 
 
+@pytest.mark.parametrize("min_bytes", [1, 40])
+@pytest.mark.parametrize("partition", [0, 1, 2])
+def test_an_append_while_a_fetch_looks_for_the_first_time_is_seen(
+    bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch, partition: int, min_bytes: int
+) -> None:
+    """Also where another fetch waits for the same partition, so that no tick sees anything new."""
+    of_one(monkeypatch)
+    logs = [bench.logdir.partition("t", number) for number in range(3)]
+    other = Bench.fetches(range(3))
+    other.max_wait_ms = 10_000
+    other.min_bytes = 100_000
+    bench.send(wire.FETCH, 11, other)
+    turns.run()
+    request = Bench.fetches(range(3))
+    request.max_wait_ms = 10_000
+    request.min_bytes = min_bytes
+    answer = bench.send(wire.FETCH, 11, request)
+    turns.turn()
+    logs[partition].append(b"new", durability="os")
+    bench.broker.state.appended("t", partition, logs[partition], 1, bench.now_ms)
+    turns.run()
+    told = bench.read(wire.FETCH, 11, answer).responses[0].partitions
+    assert [len(part.records) > 0 for part in told] == [number == partition for number in range(3)]
+
+
+def test_a_fetch_that_looks_while_the_broker_stops_is_answered(
+    bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_one(monkeypatch)
+    for number in range(3):
+        bench.logdir.partition("t", number)
+    request = Bench.fetches(range(3))
+    request.max_wait_ms = 10_000
+    request.min_bytes = 1
+    answer = bench.send(wire.FETCH, 11, request)
+    turns.turn()
+    bench.broker.stop(bench.now_ms)
+    assert answer.is_set
+
+
 @pytest.mark.parametrize("partition", [0, 1, 2])
 def test_an_append_between_two_looks_of_a_fetch_is_seen(
     bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch, partition: int
@@ -376,6 +480,69 @@ def test_a_topic_that_is_deleted_between_two_pieces_leaves_no_offsets(
     turns.run()
     found = bench.read(wire.OFFSET_FETCH, 5, answer).topics[0].partitions
     assert [part.committed_offset for part in found] == [-1, -1]
+
+
+@pytest.mark.parametrize("again", [2, 5])
+def test_a_commit_to_a_topic_that_is_made_again_between_two_pieces(
+    bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch, again: int
+) -> None:
+    """Only partitions that the new one has get offsets."""
+    of_one(monkeypatch)
+    bench.logdir.create_topic("short", 5)
+    answer = bench.send(wire.OFFSET_COMMIT, 7, commit_of(5, range(5), "short"))
+    turns.turn()
+    bench.logdir.delete_topic("short")
+    bench.logdir.create_topic("short", again)
+    turns.run()
+    told = bench.read(wire.OFFSET_COMMIT, 7, answer).topics[0].partitions
+    unknown = codes.UNKNOWN_TOPIC_OR_PARTITION
+    assert [part.error_code for part in told] == [0] * again + [unknown] * (5 - again)
+
+
+@pytest.mark.parametrize("meanwhile", ["deleted", "committed again", "a member"])
+def test_offsets_are_deleted_of_the_group_that_is_there_in_the_last_piece(
+    bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    def all_offsets() -> list[int]:
+        answer = bench.send(wire.OFFSET_FETCH, 5, offsets_of(5))
+        turns.run()
+        return [part.committed_offset for part in bench.read(wire.OFFSET_FETCH, 5, answer).topics[0].partitions]
+
+    bench.ask(wire.OFFSET_COMMIT, 7, commit_of(1, range(5)))
+    request = wire.OFFSET_DELETE.Request
+    parts = [request.Topic.Partition(partition_index=number) for number in range(5)]
+    with monkeypatch.context() as patch:
+        of_one(patch)
+        answer = bench.send(
+            wire.OFFSET_DELETE, 0, request(group_id="g", topics=[request.Topic(name="t", partitions=parts)])
+        )
+    if meanwhile == "a member":
+        join = wire.JOIN_GROUP.Request
+        reads = subscription_value(Subscription(topics=("t",)))
+        bench.send(
+            wire.JOIN_GROUP,
+            3,
+            join(
+                group_id="g",
+                session_timeout_ms=10_000,
+                rebalance_timeout_ms=10_000,
+                protocol_type="consumer",
+                protocols=[join.Protocol(name="range", metadata=reads)],
+            ),
+        )
+    else:
+        bench.ask(wire.DELETE_GROUPS, 2, wire.DELETE_GROUPS.Request(groups_names=["g"]))
+    if meanwhile == "committed again":
+        bench.ask(wire.OFFSET_COMMIT, 7, commit_of(9, range(5)))
+    turns.run()
+    told = bench.read(wire.OFFSET_DELETE, 0, answer)
+    found = {part.error_code for topic in told.topics for part in topic.partitions}
+    if meanwhile == "deleted":
+        assert told.error_code == codes.GROUP_ID_NOT_FOUND
+    elif meanwhile == "committed again":
+        assert (told.error_code, found, all_offsets()) == (0, {0}, [-1] * 5)
+    else:
+        assert (told.error_code, found, all_offsets()) == (0, {codes.GROUP_SUBSCRIBED_TO_TOPIC}, [1] * 5)
 
 
 def test_a_broker_that_stops_answers_requests_in_pieces(bench: Bench, turns: Turns) -> None:

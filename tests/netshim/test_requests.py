@@ -429,8 +429,10 @@ def test_a_connection_has_a_bounded_number_of_topics_made(tmp_path: Path) -> Non
     first = Session("127.0.0.1", 9092, "127.0.0.1")
     refused = codes.POLICY_VIOLATION
     assert asked(first, "a", "no topic", "b") == [0, codes.INVALID_TOPIC_EXCEPTION, 0]
+    invalid = codes.INVALID_TOPIC_EXCEPTION
+    assert asked(first, "no topic", "nor this", "!", "c") == [invalid, invalid, invalid, 0]
     assert asked(first, "a", "c", "d", "e") == [0, 0, refused, refused]
-    assert asked(first, "d", "c") == [refused, 0]
+    assert asked(first, "d", "!", "c") == [refused, invalid, 0]
     assert asked(Session("127.0.0.1", 9092, "127.0.0.1"), "d") == [0]
     assert list(bench.logdir.topics()) == ["a", "b", "c", "d"]
     bench.close()

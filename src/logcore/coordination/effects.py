@@ -465,8 +465,13 @@ class Rules:
         return self.own_settings(group_id).get("consumer.session.timeout.ms", self.consumer_session_timeout_ms)
 
     def heartbeat_interval_ms_of(self, group_id: str) -> int:
-        """How often they send heartbeats."""
-        return self.own_settings(group_id).get("consumer.heartbeat.interval.ms", self.consumer_heartbeat_interval_ms)
+        """How often they send heartbeats; three times in a session where what is set would be longer than that."""
+        own = self.own_settings(group_id)
+        interval_ms = own.get("consumer.heartbeat.interval.ms", self.consumer_heartbeat_interval_ms)
+        session_ms = self.session_timeout_ms_of(group_id)
+        if interval_ms < session_ms:
+            return interval_ms
+        return session_ms // 3
 
     @property
     def may_mix(self) -> bool:

@@ -16,7 +16,7 @@ import attrs
 
 from logcore import LogcoreError
 from logcore.reader import aborted_transactions
-from netshim import wire
+from netshim import waiting, wire
 from netshim.handlers.failures import code_of, message_of
 from netshim.handlers.partitions import (
     ATTRIBUTES_POSITION,
@@ -76,8 +76,11 @@ def _fetch(request: FetchRequest, names: list[str | None], call: Call, state: St
         return response_type(error_code=codes.FETCH_SESSION_ID_NOT_FOUND)
     wanted: list[_Wanted] = []
     seen: set[tuple[str | None, int]] = set()
+    pace = Pace()
     for name, topic in zip(names, request.topics, strict=True):
         for partition in topic.partitions:
+            if pace.is_over():
+                yield
             if (name, partition.partition) not in seen or name is None:  # once is enough
                 seen.add((name, partition.partition))
                 wanted.append((topic, name, partition))
@@ -85,11 +88,29 @@ def _fetch(request: FetchRequest, names: list[str | None], call: Call, state: St
     growth = None
     if request.max_wait_ms > 0 and request.min_bytes > 1:  # others append meanwhile: what is looked at later may count
         growth = _Growth(_extent(keys, state, committed=request.isolation_level == 1))
-    response, size, settled = yield from _collect(request, wanted, call, state)
+    was_called = False
+
+    def note(_: int) -> None:
+        nonlocal was_called
+        was_called = True
+
+    # Between two pieces records may be appended to a partition that was looked at.
+    noted = keys if request.max_wait_ms > 0 and len(wanted) >= waiting.PIECE else []
+    state.fetches.add(noted, note)
+    try:
+        response, size, settled = yield from _collect(request, wanted, call, state)
+    finally:
+        state.fetches.remove(noted, note)
     deadline_ms = call.now_ms + min(request.max_wait_ms, _MAX_WAIT_MS)
-    if settled or not wanted or request.max_wait_ms <= 0 or size >= min(request.min_bytes, request.max_bytes):
+    if (
+        settled
+        or state.is_stopping
+        or not wanted
+        or request.max_wait_ms <= 0
+        or size >= min(request.min_bytes, request.max_bytes)
+    ):
         return response
-    return _park(request, wanted, keys, call, state, deadline_ms, size, growth)
+    return _park(request, wanted, keys, call, state, deadline_ms, size, growth, looks_again=was_called)
 
 
 @attrs.frozen
@@ -146,8 +167,12 @@ def _park(
     deadline_ms: int,
     size: int,
     growth: _Growth | None,
+    *,
+    looks_again: bool,
 ) -> Answer:
-    """Lets a request wait for appends to its partitions, or for its deadline. size: bytes that it could have now."""
+    """Lets a request wait for appends to its partitions, or for its deadline. size: bytes that it could have now.
+    looks_again: something has come since it was looked for.
+    """
     answer = Answer()
     enough = min(request.min_bytes, request.max_bytes)
     missing = enough - size
@@ -204,6 +229,8 @@ def _park(
     timer = state.timers.at(deadline_ms, look)
     state.fetches.add(keys, look)
     answer.when_cancelled(forget)
+    if looks_again:
+        look(state.now_ms)
     return answer
 
 

@@ -18,7 +18,7 @@ from netshim import wire
 from netshim.groups import Groups
 from netshim.sharing import GroupsBesideOthers
 from netshim.state import Call, State
-from netshim.waiting import Answer, Pace, Steps
+from netshim.waiting import Answer, Pace, Steps, whole
 from netshim.wire import codes
 
 if TYPE_CHECKING:
@@ -329,6 +329,17 @@ def offsets_in(
     """What a request commits, and the results of partitions that exist. Others have their code afterwards, and so have
     those whose metadata is too large.
     """
+    version = state.logdir.topics_version
+    found = yield from _offsets_in(topics, answered_topics, call, state, expire_ms)
+    if state.logdir.topics_version != version:
+        # Topics were deleted or created between two pieces. A new topic must not find offsets of an old one.
+        found = whole(_offsets_in(topics, answered_topics, call, state, expire_ms))
+    return found
+
+
+def _offsets_in(
+    topics: Sequence[Any], answered_topics: Sequence[Any], call: Call, state: State, expire_ms: int
+) -> Steps[tuple[dict[tuple[str, int], Committed], list[Any]]]:
     offsets: dict[tuple[str, int], Committed] = {}
     results = []
     pace = Pace()
@@ -345,15 +356,10 @@ def offsets_in(
             if not metadata_fits(metadata, state):
                 result.error_code = codes.OFFSET_METADATA_TOO_LARGE
                 continue
+            result.error_code = codes.NONE
             offsets[topic.name, partition.partition_index] = Committed(
                 partition.committed_offset, partition.committed_leader_epoch, metadata, call.now_ms, expire_ms
             )
-    for topic, answered in zip(topics, answered_topics, strict=True):
-        # Deleted between two pieces. A later topic of that name must not find these offsets.
-        if topic.name not in state.logdir:
-            for partition, result in zip(topic.partitions, answered.partitions, strict=True):
-                result.error_code = codes.UNKNOWN_TOPIC_OR_PARTITION
-                offsets.pop((topic.name, partition.partition_index), None)
     return offsets, results
 
 
@@ -464,14 +470,8 @@ def offset_delete(
     response_type = wire.OFFSET_DELETE.Response
     if not request.group_id:
         return response_type(error_code=codes.INVALID_GROUP_ID)
-    group = groups.get(request.group_id)
-    if group is None:
-        return response_type(error_code=codes.GROUP_ID_NOT_FOUND)
-    if group.state != EMPTY and group.protocol_type != "consumer":
-        return response_type(error_code=codes.NON_EMPTY_GROUP)
-    keys = []
-    stored = []
     topics = []
+    known = []
     pace = Pace()
     for topic in request.topics:
         numbers = state.numbers_of(topic.name)
@@ -479,17 +479,28 @@ def offset_delete(
         for partition in topic.partitions:
             if pace.is_over():
                 yield
-            number = partition.partition_index
-            result = response_type.Topic.Partition(partition_index=number)
+            result = response_type.Topic.Partition(partition_index=partition.partition_index)
             results.append(result)
-            if number not in numbers:
+            if partition.partition_index in numbers:
+                known.append((topic.name, result))
+            else:
                 result.error_code = codes.UNKNOWN_TOPIC_OR_PARTITION
-            elif group.may_use(topic.name):
-                result.error_code = codes.GROUP_SUBSCRIBED_TO_TOPIC
-            elif group.has_offset(topic.name, number):
-                keys.append((topic.name, number))
-                stored.append(result)
         topics.append(response_type.Topic(name=topic.name, partitions=results))
+    # In the last step, for between two pieces a group may be deleted, or get members.
+    group = groups.get(request.group_id)
+    if group is None:
+        return response_type(error_code=codes.GROUP_ID_NOT_FOUND)
+    if group.state != EMPTY and group.protocol_type != "consumer":
+        return response_type(error_code=codes.NON_EMPTY_GROUP)
+    used = {topic.name for topic in request.topics if group.may_use(topic.name)}
+    keys = []
+    stored = []
+    for name, result in known:
+        if name in used:
+            result.error_code = codes.GROUP_SUBSCRIBED_TO_TOPIC
+        elif group.has_offset(name, result.partition_index):
+            keys.append((name, result.partition_index))
+            stored.append(result)
     answer = Answer()
 
     def done(error: GroupError | None) -> None:
