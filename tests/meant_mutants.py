@@ -1120,8 +1120,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "what_a_failed_change_left_is_not_read", "logcore/directory/groupsettings.py",
-        "                    self._by_group = self._read()  #",
-        "                    self._read()  #",
+        "                self._settings = self._read()  #",
+        "                self._read()  #",
         "netshim/test_group_settings.py",
     ),
     Mistake(

@@ -34,9 +34,10 @@ from crc32c import crc32c
 import logcore
 from logcore import checkpoint, groupoffsets, recordbatch
 from logcore.config import LogConfig
-from logcore.directory.groupsettings import SESSION_TIMEOUT, GroupSettings
+from logcore.directory.groupsettings import GroupSettings
 from logcore.format import grouprecords
 from logcore.format.compression import Codec, compress, decompress
+from logcore.format.groupsettings import SESSION_TIMEOUT
 from logcore.inspect.dump import DUMPERS, dump
 from logcore.kernels import kernel
 from logcore.names import file_name
@@ -306,7 +307,7 @@ def decoders() -> dict[str, tuple[Decoder, list[bytes], Callable[[bytes], bytes]
         checkpoint.LEADER_EPOCH,
     ):
         found[f"beside {name.rpartition('.')[2]}"] = (partial(partition, name), found[name.rpartition(".")[2]][1], None)
-    groups = checkpoint.pack_groups([{"group": "g", "config": {SESSION_TIMEOUT: 50_000}}] * 2)
+    groups = checkpoint.pack_groups([{"group": name, "config": {SESSION_TIMEOUT: 50_000}} for name in "gh"])
     found["group settings"] = (group_settings, [groups], rowed)
     found[checkpoint.GROUPS] = (*found[checkpoint.GROUPS][:1], [groups], rowed)
     found[checkpoint.DURABLE_END] = (*found[checkpoint.DURABLE_END][:1], [checkpoint.pack_shown_end(5)], None)

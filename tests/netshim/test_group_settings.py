@@ -9,10 +9,12 @@ import pytest
 
 import logcore
 from logcore import checkpoint
-from logcore.directory.groupsettings import HEARTBEAT_INTERVAL, SESSION_TIMEOUT, GroupSettings
+from logcore.directory.groupsettings import GroupSettings
 from logcore.errors import CorruptLogError, InvalidConfigError, StorageWriteError
+from logcore.format.groupsettings import HEARTBEAT_INTERVAL, SESSION_TIMEOUT
 from logcore.inspect.dump import dump
 from logcore.inspect.salvage import salvage
+from logcore.inspect.verify import verify
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 from netshim import wire
 from netshim.wire import codes
@@ -43,6 +45,12 @@ def described(rig: Rig, group: str) -> dict[str, tuple[str, int]]:
     (result,) = rig.ask(wire.DESCRIBE_CONFIGS, 4, resources=[asked]).results
     assert result.error_code == 0
     return {each.name: (each.value, each.config_source) for each in result.configs}
+
+
+def put(settings: GroupSettings, group: str, changes: dict[str, object]) -> None:
+    draft = settings.draft(DEFAULTS)
+    draft.alter(group, changes)
+    settings.write(draft)
 
 
 def listed(rig: Rig) -> list[str]:
@@ -125,13 +133,57 @@ def test_what_is_no_setting_is_refused_whole(rig: Rig, changes: list[Any], code:
 
 def test_a_group_needs_a_name_that_a_record_can_hold(rig: Rig) -> None:
     assert change(rig, "", (SESSION_TIMEOUT, "50000", SET))[0] == codes.INVALID_REQUEST
-    assert change(rig, "x" * 32_001, (SESSION_TIMEOUT, "50000", SET))[0] == codes.INVALID_CONFIG
+    assert change(rig, "x" * 5_000_000, (SESSION_TIMEOUT, "50000", SET))[0] == codes.INVALID_CONFIG
 
 
 def test_a_check_changes_nothing(rig: Rig) -> None:
     assert change(rig, "g", (SESSION_TIMEOUT, "50000", SET), only_check=True)[0] == 0
     assert change(rig, "g", (SESSION_TIMEOUT, "5", SET), only_check=True)[0] == codes.INVALID_CONFIG
     assert listed(rig) == []
+
+
+def test_many_groups_are_written_together(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One write for each held the threads of the disk for half a minute, in which nobody's records were synced."""
+    written = []
+    write = checkpoint.write
+    monkeypatch.setattr(checkpoint, "write", lambda *args, **more: (written.append(args[2]), write(*args, **more)))
+    request = wire.INCREMENTAL_ALTER_CONFIGS.Request
+    config = request.Resource.Config(name=SESSION_TIMEOUT, value="50000", config_operation=SET)
+    wrong = request.Resource.Config(name=SESSION_TIMEOUT, value="5", config_operation=SET)
+    asked = [
+        request.Resource(resource_type=GROUP, resource_name=f"g{number}", configs=[wrong if number == 7 else config])
+        for number in range(300)
+    ]
+    told = rig.ask(wire.INCREMENTAL_ALTER_CONFIGS, 1, resources=asked, validate_only=False).responses
+    assert [each.error_code for each in told] == [codes.INVALID_CONFIG if number == 7 else 0 for number in range(300)]
+    assert len(listed(rig)) == 299 and written.count(checkpoint.GROUPS) == 1
+
+
+def test_a_write_that_fails_fails_the_groups_of_the_request_alone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise StorageWriteError("the disk gives an error")
+
+    assert rig.state.group_settings is not None
+    monkeypatch.setattr(rig.state.group_settings, "write", refuse)
+    request = wire.INCREMENTAL_ALTER_CONFIGS.Request
+    group = request.Resource.Config(name=SESSION_TIMEOUT, value="50000", config_operation=SET)
+    topic = request.Resource.Config(name="retention.ms", value="5000", config_operation=SET)
+    asked = [
+        request.Resource(resource_type=GROUP, resource_name="g", configs=[group]),
+        request.Resource(resource_type=TOPIC, resource_name="orders", configs=[topic]),
+    ]
+    told = rig.ask(wire.INCREMENTAL_ALTER_CONFIGS, 1, resources=asked, validate_only=False).responses
+    assert [each.error_code for each in told] == [codes.KAFKA_STORAGE_ERROR, 0]
+    assert rig.logdir.describe_topic("orders").overrides == {"retention.ms": "5000"}
+
+
+def test_an_interval_that_a_later_start_makes_too_long_is_shortened(tmp_path: Path) -> None:
+    """It was right beside the session timeout of the broker as it was started then."""
+    with Rig(tmp_path / "data") as rig:
+        rig.logdir.create_topic("orders")
+        change(rig, "g", (HEARTBEAT_INTERVAL, "40000", SET))
+    with Rig(tmp_path / "data", group_consumer_session_timeout_ms=9_000) as rig:
+        assert beat(rig, "g").heartbeat_interval_ms == 3_000
 
 
 @pytest.mark.parametrize("rig", [True], indirect=True)
@@ -147,10 +199,10 @@ def test_beside_other_processes_groups_are_not_set(rig: Rig) -> None:
 def test_of_a_change_that_fails_counts_what_is_on_disk(operation: str) -> None:
     disk = SimulatedDisk({"/d": None})
     settings = GroupSettings(disk, "/d")
-    settings.alter("g", {SESSION_TIMEOUT: 50_000}, defaults=DEFAULTS)
+    put(settings, "g", {SESSION_TIMEOUT: 50_000})
     disk.faults = FaultPlan(Fault(operation))
     with pytest.raises(StorageWriteError):
-        settings.alter("g", {SESSION_TIMEOUT: 60_000}, defaults=DEFAULTS)
+        put(settings, "g", {SESSION_TIMEOUT: 60_000})
     assert disk.faults.hits
     expected = 60_000 if operation == "sync_dir" else 50_000
     assert settings.of("g") == {SESSION_TIMEOUT: expected} == GroupSettings(disk, "/d").of("g")
@@ -172,7 +224,8 @@ def rows(*groups: Any) -> bytes:
         rows({"group": "g", "config": [1]}),
         rows({"group": "g", "config": {"no.such": 5_000}}),
         rows({"group": "g", "config": {SESSION_TIMEOUT: "soon"}}),
-        rows({"group": "g" * 40_000, "config": {}}),
+        rows({"group": "g" * 5_000_000, "config": {}}),
+        rows({"group": "g", "config": {}}, {"group": "g", "config": {}}),
     ],
 )
 def test_a_file_that_cannot_be_believed_is_an_error(tmp_path: Path, content: bytes) -> None:
@@ -185,7 +238,7 @@ def test_the_file_is_copied_and_shown(tmp_path: Path) -> None:
     with logcore.open_dir(tmp_path / "data", create=True) as logdir:
         logdir.create_topic("t")
         settings = logdir.coordinators.group_settings(logdir)
-        settings.alter("g\n", {SESSION_TIMEOUT: 50_000}, defaults=DEFAULTS)
+        put(settings, "g\n", {SESSION_TIMEOUT: 50_000})
         logdir.snapshot(tmp_path / "copy")
     assert [*dump(tmp_path / "copy" / checkpoint.GROUPS)] == [
         {"type": "group", "group": "g\n", "config": {SESSION_TIMEOUT: 50_000}}
@@ -196,13 +249,24 @@ def test_the_file_is_copied_and_shown(tmp_path: Path) -> None:
             assert logdir.coordinators.group_settings(logdir).of("g\n") == {SESSION_TIMEOUT: 50_000}
 
 
+def test_a_file_that_no_broker_would_start_with_is_found_and_not_copied(tmp_path: Path) -> None:
+    with logcore.open_dir(tmp_path / "data", create=True) as logdir:
+        logdir.create_topic("t")
+    (tmp_path / "data" / checkpoint.GROUPS).write_bytes(rows({"group": "g", "config": {SESSION_TIMEOUT: 5}}))
+    (verdict,) = [each for each in verify(tmp_path / "data") if each.kind == checkpoint.GROUPS]
+    assert verdict.status == "damaged"
+    report = salvage(tmp_path / "data", tmp_path / "saved")
+    assert [Path(part.path).name for part in report.lost] == [checkpoint.GROUPS]
+    assert not (tmp_path / "saved" / checkpoint.GROUPS).exists()
+
+
 def test_settings_of_very_many_groups_are_refused() -> None:
     disk = SimulatedDisk({"/d": None})
-    many = [{"group": str(number), "config": {SESSION_TIMEOUT: 50_000}} for number in range(100_000)]
+    many = [{"group": str(number), "config": {SESSION_TIMEOUT: 50_000}} for number in range(10_000)]
     checkpoint.write(disk, "/d", checkpoint.GROUPS, rows(*many))
     settings = GroupSettings(disk, "/d")
     with pytest.raises(InvalidConfigError, match="groups with settings"):
-        settings.alter("one more", {SESSION_TIMEOUT: 50_000}, defaults=DEFAULTS)
-    settings.alter("7", {SESSION_TIMEOUT: None}, defaults=DEFAULTS)
-    settings.alter("one more", {SESSION_TIMEOUT: 50_000}, defaults=DEFAULTS)
-    assert len(GroupSettings(disk, "/d").names()) == 100_000
+        put(settings, "one more", {SESSION_TIMEOUT: 50_000})
+    put(settings, "7", {SESSION_TIMEOUT: None})
+    put(settings, "one more", {SESSION_TIMEOUT: 50_000})
+    assert len(GroupSettings(disk, "/d").names()) == 10_000

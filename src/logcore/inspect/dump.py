@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, Final
 
 import attrs
@@ -28,6 +27,7 @@ from logcore import checkpoint
 from logcore.checkpoint import DIRECTORY_FILES, PARTITION_FILES
 from logcore.config import INT64_MAX, Durability
 from logcore.errors import CorruptLogError, InvalidNameError, LogcoreError, LogNotFoundError, StorageReadError
+from logcore.format import groupsettings
 from logcore.format.consumergrouprecords import described_consumers
 from logcore.format.grouprecords import described
 from logcore.fs import FS, OS, opened
@@ -378,15 +378,26 @@ def _dump_durable(fs: FS, path: str) -> Iterator[Row]:
     yield {"type": "high_watermark" if shown.is_replicated else "durable_end", "offset": shown.offset}
 
 
-def _dump_rows(kind: str, unpack: Callable[[bytes], list[dict[str, Any]] | None], fs: FS, path: str) -> Iterator[Row]:
-    """Of a file that holds a row for each topic, or for each group."""
-    rows = unpack(_content(fs, path))
+def _dump_topics(fs: FS, path: str) -> Iterator[Row]:
+    rows = checkpoint.unpack_topics(_content(fs, path))
     if rows is None:
-        raise CorruptLogError(f"the file with a row for each {kind} fails its CRC", path=path)
+        raise CorruptLogError("the file of topics fails its CRC", path=path)
     for row in rows:
         if not isinstance(row, dict):
-            raise CorruptLogError(f"the row of a {kind} is none that a program writes", path=path, found=repr(row)[:80])
-        yield {"type": kind, **row}
+            raise CorruptLogError("the file of topics holds what no program writes", path=path, found=repr(row)[:80])
+        yield {"type": "topic", **row}
+
+
+def _dump_groups(fs: FS, path: str) -> Iterator[Row]:
+    rows = checkpoint.unpack_groups(_content(fs, path))
+    if rows is None:
+        raise CorruptLogError("the file of groups' settings fails its CRC", path=path)
+    try:
+        settings = groupsettings.from_rows(rows)
+    except ValueError as error:
+        raise CorruptLogError("the file of groups' settings is damaged", path=path, found=str(error)) from error
+    for row in groupsettings.to_rows(settings):
+        yield {"type": "group", **row}
 
 
 def _dump_producer_ids(fs: FS, path: str) -> Iterator[Row]:
@@ -411,7 +422,7 @@ DUMPERS: Final[dict[str, Callable[[FS, str], Iterator[Row]]]] = {
     checkpoint.CLEAN_SHUTDOWN: _dump_clean_shutdown,
     checkpoint.POLICY: _dump_policy,
     checkpoint.DURABLE_END: _dump_durable,
-    checkpoint.TOPICS: partial(_dump_rows, "topic", checkpoint.unpack_topics),
-    checkpoint.GROUPS: partial(_dump_rows, "group", checkpoint.unpack_groups),
+    checkpoint.TOPICS: _dump_topics,
+    checkpoint.GROUPS: _dump_groups,
     checkpoint.PRODUCER_IDS: _dump_producer_ids,
 }

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from logcore import LogcoreError
 from logcore.config import CONFIGS, config_text
-from logcore.directory.groupsettings import HEARTBEAT_INTERVAL, SESSION_TIMEOUT, GroupSettings
+from logcore.directory.groupsettings import Draft
+from logcore.format.groupsettings import HEARTBEAT_INTERVAL, SESSION_TIMEOUT
 from logcore.logdir import TopicDescription
 from logcore.names import check_topic_name
 from netshim import wire
@@ -38,8 +39,8 @@ _LOGGERS_RESOURCE: Final = 8
 _GROUP_RESOURCE: Final = 32
 #: Kinds of resources that there are; loggers and subscriptions to metrics have no settings here.
 _RESOURCES: Final = frozenset((_TOPIC_RESOURCE, _BROKER_RESOURCE, _LOGGERS_RESOURCE, 16, _GROUP_RESOURCE))
-#: How the log calls those whose settings can be changed.
-_KINDS: Final = {_TOPIC_RESOURCE: "topic", _GROUP_RESOURCE: "group"}
+#: The turns of changing settings.
+_SETTINGS: Final = "settings"
 _GROUP_DOCS: Final = {
     SESSION_TIMEOUT: "how long a member may be silent",
     HEARTBEAT_INTERVAL: "how often members send heartbeats",
@@ -239,35 +240,35 @@ class _Topics:
 
 
 class _Groups:
-    """Groups of the consumer protocol, likewise. They need not exist."""
+    """Groups of the consumer protocol, likewise. They need not exist. What is changed is written with save()."""
 
-    def __init__(self, settings: GroupSettings, defaults: Mapping[str, int]) -> None:
-        self._settings = settings
-        self._defaults = defaults
+    def __init__(self, state: State) -> None:
+        self._settings = state.group_settings
+        self._draft: Draft | None = None
+        if self._settings is not None:
+            self._draft = self._settings.draft(_group_defaults(state))
 
     def own(self, name: str) -> Iterable[str]:
-        return self._settings.of(name)
+        return self._changed(name).settings.get(name, ())
 
     def elements(self, name: str, key: str) -> list[str] | None:
         return None
 
     def alter(self, name: str, wanted: dict[str, object | None], *, check_only: bool) -> None:
-        self._settings.alter(name, wanted, defaults=self._defaults, check_only=check_only)
+        self._changed(name).alter(name, wanted)
 
+    def save(self) -> None:
+        if self._settings is not None and self._draft is not None:
+            self._settings.write(self._draft)
 
-def _those_of(asked: Any, state: State) -> _Topics | _Groups:
-    """The resources of the kind that is asked for. Raises _Refused where their settings cannot be changed."""
-    if asked.resource_type == _TOPIC_RESOURCE:
-        return _Topics(state)
-    if asked.resource_type != _GROUP_RESOURCE:
-        why = "only settings of topics and groups can be altered; others are given when the broker is started"
-        raise _Refused(codes.INVALID_REQUEST, why)
-    if not asked.resource_name:
-        raise _Refused(codes.INVALID_REQUEST, "the name of the group is empty")
-    if state.group_settings is None:
-        why = "groups of the consumer protocol are not served in a directory that is shared"
-        raise _Refused(codes.INVALID_REQUEST, why)
-    return _Groups(state.group_settings, _group_defaults(state))
+    def _changed(self, name: str) -> Draft:
+        """Raises _Refused where a group has no settings."""
+        if not name:
+            raise _Refused(codes.INVALID_REQUEST, "the name of the group is empty")
+        if self._draft is None:
+            why = "groups of the consumer protocol are not served in a directory that is shared"
+            raise _Refused(codes.INVALID_REQUEST, why)
+        return self._draft
 
 
 def incremental_alter_configs(request: IncrementalAlterConfigsRequest, call: Call, state: State) -> Answer:
@@ -297,9 +298,8 @@ def incremental_alter_configs(request: IncrementalAlterConfigsRequest, call: Cal
             return "a config without a value"
         return None
 
-    return state.in_background(
-        lambda: _alter(wire.INCREMENTAL_ALTER_CONFIGS.Response, request, call, state, changes, refuse)
-    )
+    response_type = wire.INCREMENTAL_ALTER_CONFIGS.Response
+    return _altered(state, lambda: _alter(response_type, request, call, state, changes, refuse))
 
 
 def alter_configs(request: AlterConfigsRequest, call: Call, state: State) -> Answer:
@@ -314,7 +314,14 @@ def alter_configs(request: AlterConfigsRequest, call: Call, state: State) -> Ans
             return "a config without a value"
         return None
 
-    return state.in_background(lambda: _alter(wire.ALTER_CONFIGS.Response, request, call, state, changes, refuse))
+    return _altered(state, lambda: _alter(wire.ALTER_CONFIGS.Response, request, call, state, changes, refuse))
+
+
+def _altered(state: State, work: Callable[[], Any]) -> Answer:
+    """The answer that will hold the result of work(). One at a time: who alters a group writes all of them."""
+    answer = Answer()
+    state.in_turn(_SETTINGS, work, answer.set)
+    return answer
 
 
 class _Refused(Exception):
@@ -329,36 +336,55 @@ def _alter(
     changes: Callable[[Any, _Topics | _Groups], dict[str, object | None]],
     refuse: Callable[[Any], str | None],
 ) -> Any:
-    """Each resource is changed wholly or not at all."""
+    """Each resource is changed wholly or not at all. Groups are written together."""
     times = Counter((each.resource_type, each.resource_name) for each in request.resources)
+    kinds: dict[int, _Topics | _Groups] = {_TOPIC_RESOURCE: _Topics(state)}
+    groups = None
+    if any(each.resource_type == _GROUP_RESOURCE for each in request.resources):
+        groups = kinds[_GROUP_RESOURCE] = _Groups(state)
     results = []
+    changed = []
     for asked in request.resources:
         result = response_type.Resource(resource_type=asked.resource_type, resource_name=asked.resource_name)
         results.append(result)
         names = [each.name for each in asked.configs]
+        those = kinds.get(asked.resource_type)
         reason = None
         if times[asked.resource_type, asked.resource_name] > 1:
             reason = "the resource is named twice"
         reason = reason or ("a config is named twice" if len(set(names)) < len(names) else refuse(asked))
-        if reason is not None:
+        if those is None:
+            reason = reason or "only settings of topics and groups can be altered; others are given at the start"
+        if reason is not None or those is None:
             result.error_code = codes.INVALID_REQUEST
             result.error_message = reason
             continue
         try:
-            those = _those_of(asked, state)
             wanted = changes(asked, those)
             those.alter(asked.resource_name, wanted, check_only=request.validate_only)
-            if not request.validate_only:
-                kind = _KINDS[asked.resource_type]
-                name = asked.resource_name
-                if kind != "topic":
-                    name = shown(name)  # which may be any text
-                state.journal.changed(call, name, f"set to {shown(wanted)}", kind=kind)
+            changed.append((result, wanted))
         except _Refused as refused:
             result.error_code, result.error_message = refused.args
         except LogcoreError as error:
             result.error_code = code_of(error)
             result.error_message = message_of(error)
+    if request.validate_only:
+        return response_type(responses=results)
+    failure = None
+    if groups is not None:
+        try:
+            groups.save()
+        except LogcoreError as error:
+            failure = error
+    for result, wanted in changed:
+        if failure is not None and result.resource_type == _GROUP_RESOURCE:
+            result.error_code = code_of(failure)
+            result.error_message = message_of(failure)
+        elif result.resource_type == _GROUP_RESOURCE:
+            name = shown(result.resource_name)  # which may be any text
+            state.journal.changed(call, name, f"set to {shown(wanted)}", kind="group")
+        else:
+            state.journal.changed(call, result.resource_name, f"set to {shown(wanted)}")
     return response_type(responses=results)
 
 
