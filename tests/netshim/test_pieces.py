@@ -18,9 +18,11 @@ from logcore.recordbatch import encode
 from netshim import waiting, wire
 from netshim.connection import Budget, Connection, Workload
 from netshim.settings import Settings
+from netshim.testing import Kafka
 from netshim.waiting import Answer, CloseConnection, Pace, Pieces
 from netshim.wire import codes
 from support.bench import SESSION, Bench
+from support.client import DEADLINE_S
 from support.conformance.report import SCRIPTS, served
 from support.hostileworld import Errors, Line, Scripted, World
 from support.rig import Rig, in_both_homes
@@ -584,6 +586,43 @@ def test_commits_in_pieces_take_effect_alone_and_beside_others(rig: Rig, monkeyp
     assert rig.committed() == {("orders", each): 2 for each in range(3)}
     refused = rig.commit({("orders", each): 1 for each in range(3)}, group="x" * 32_760).value
     assert {part.error_code for part in refused.topics[0].partitions} == {codes.INVALID_GROUP_ID}
+
+
+def test_clients_are_served_in_pieces(
+    kafka_factory: Callable[..., Kafka], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """librdkafka and kafka-python write, read, commit and hear of a late record in twenty partitions."""
+    confluent_kafka = pytest.importorskip("confluent_kafka")
+    kafka_python = pytest.importorskip("kafka")
+    monkeypatch.setattr(waiting, "PIECE", 3)
+    broker = kafka_factory(tmp_path / "data", num_partitions=20)
+    address = broker.bootstrap_servers
+    producer = confluent_kafka.Producer({"bootstrap.servers": address, "transactional.id": "x"})
+    producer.init_transactions(DEADLINE_S)
+    producer.begin_transaction()
+    for number in range(20):
+        producer.produce("wide", b"%d" % number, partition=number)
+    producer.commit_transaction(DEADLINE_S)
+    reader = confluent_kafka.Consumer(
+        {"bootstrap.servers": address, "group.id": "g", "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    )
+    reader.subscribe(["wide"])
+    found = {reader.poll(DEADLINE_S).value() for _ in range(20)}
+    assert found == {b"%d" % number for number in range(20)}
+    reader.commit(asynchronous=False)
+    places = [confluent_kafka.TopicPartition("wide", number) for number in range(20)]
+    # Behind the record, or behind the marker of the transaction, if that was read too.
+    assert {place.offset for place in reader.committed(places, timeout=DEADLINE_S)} <= {1, 2}
+    reader.close()
+    other = kafka_python.KafkaConsumer(
+        "wide", bootstrap_servers=address, group_id="g", consumer_timeout_ms=DEADLINE_S * 1_000
+    )
+    other.poll(timeout_ms=0)
+    producer.begin_transaction()
+    producer.produce("wide", b"late", partition=7)
+    producer.commit_transaction(DEADLINE_S)
+    assert next(other).value == b"late"
+    other.close()
 
 
 # -- limits --------------------------------------------------------------------------------------------------------
