@@ -249,19 +249,19 @@ class _Groups:
             self._draft = self._settings.draft(_group_defaults(state))
 
     def own(self, name: str) -> Iterable[str]:
-        return self._changed(name).settings.get(name, ())
+        return self._draft_for(name).settings.get(name, ())
 
     def elements(self, name: str, key: str) -> list[str] | None:
         return None
 
     def alter(self, name: str, wanted: dict[str, object | None], *, check_only: bool) -> None:
-        self._changed(name).alter(name, wanted)
+        self._draft_for(name).alter(name, wanted)
 
     def save(self) -> None:
         if self._settings is not None and self._draft is not None:
             self._settings.write(self._draft)
 
-    def _changed(self, name: str) -> Draft:
+    def _draft_for(self, name: str) -> Draft:
         """Raises _Refused where a group has no settings."""
         if not name:
             raise _Refused(codes.INVALID_REQUEST, "the name of the group is empty")
@@ -273,7 +273,7 @@ class _Groups:
 
 def incremental_alter_configs(request: IncrementalAlterConfigsRequest, call: Call, state: State) -> Answer:
     def changes(asked: IncrementalAlterConfigsRequest.Resource, those: _Topics | _Groups) -> dict[str, object | None]:
-        those.own(asked.resource_name)
+        those.own(asked.resource_name)  # a topic that is not there comes before what is wrong with its settings
         result: dict[str, object | None] = {}
         for each in asked.configs:
             operation = each.config_operation
