@@ -94,6 +94,13 @@ def tells(frame: memoryview) -> bool:
     return int.from_bytes(frame[:2], "big") in _TELLING
 
 
+def _sendable(told: Any) -> Any:
+    """What was encoded beside the loop. Where that failed, the connection ends: its client would wait for ever."""
+    if isinstance(told, Exception) and not isinstance(told, CloseConnection):
+        return CloseConnection(f"an answer could not be encoded: {told!r}")
+    return told
+
+
 class Broker:
     """One broker over a LogDir that is open for writing. submit(work, done): runs work where it may wait for the disk,
     then, in the broker's thread, tells state.hear() the time and calls done(result or exception). new_id: gives the
@@ -161,7 +168,7 @@ class Broker:
             def ready(value: object) -> None:
                 tell = partial(self._told, call, api, header.correlation_id, value)
                 if is_large:  # 10,000 new topics with their configs would hold the loop for 0.5 s
-                    self.state.in_turn(_LARGE_ANSWERS, tell, encoded.set)
+                    self.state.in_turn(_LARGE_ANSWERS, tell, lambda told: encoded.set(_sendable(told)))
                 else:
                     encoded.set(tell())
 

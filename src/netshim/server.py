@@ -5,7 +5,7 @@ Rules:
   the loop.
 - Stored bytes are given to the transport as views of the files.
 - The cost of a client is bounded: connections, request bytes, unread responses, time (docs/netshim.md).
-- What holds the loop for long is logged: nobody else is served meanwhile.
+- What holds the loop for long is logged: other clients wait meanwhile.
 - After TERM no new request is accepted, the accepted ones are answered, and the log directory is closed cleanly.
 
 This is the only module with sockets. It decodes nothing and decides nothing about requests.

@@ -143,7 +143,7 @@ def test_a_check_changes_nothing(rig: Rig) -> None:
 
 
 def test_many_groups_are_written_together(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One write for each held the threads of the disk for half a minute, in which nobody's records were synced."""
+    """One write for each held the threads of the disk for half a minute, and no records were synced meanwhile."""
     written = []
     write = checkpoint.write
     monkeypatch.setattr(checkpoint, "write", lambda *args, **more: (written.append(args[2]), write(*args, **more)))

@@ -75,6 +75,14 @@ def commit_of(offset: int, numbers: range, topic: str = "t") -> Any:
     return request(group_id="g", generation_id_or_member_epoch=-1, topics=[request.Topic(name=topic, partitions=parts)])
 
 
+def patient(min_bytes: int) -> Any:
+    """A fetch of three partitions that waits for so many bytes."""
+    request = Bench.fetches(range(3))
+    request.max_wait_ms = 10_000
+    request.min_bytes = min_bytes
+    return request
+
+
 # -- the pieces themselves -----------------------------------------------------------------------------------------
 
 
@@ -404,14 +412,10 @@ def test_an_append_while_a_fetch_looks_for_the_first_time_is_seen(
     """Also where another fetch waits for the same partition, so that no tick sees anything new."""
     of_one(monkeypatch)
     logs = [bench.logdir.partition("t", number) for number in range(3)]
-    other = Bench.fetches(range(3))
-    other.max_wait_ms = 10_000
-    other.min_bytes = 100_000
+    other = patient(100_000)
     bench.send(wire.FETCH, 11, other)
     turns.run()
-    request = Bench.fetches(range(3))
-    request.max_wait_ms = 10_000
-    request.min_bytes = min_bytes
+    request = patient(min_bytes)
     answer = bench.send(wire.FETCH, 11, request)
     turns.turn()
     logs[partition].append(b"new", durability="os")
@@ -427,9 +431,7 @@ def test_a_fetch_that_looks_while_the_broker_stops_is_answered(
     of_one(monkeypatch)
     for number in range(3):
         bench.logdir.partition("t", number)
-    request = Bench.fetches(range(3))
-    request.max_wait_ms = 10_000
-    request.min_bytes = 1
+    request = patient(1)
     answer = bench.send(wire.FETCH, 11, request)
     turns.turn()
     bench.broker.stop(bench.now_ms)
@@ -443,9 +445,7 @@ def test_an_append_between_two_looks_of_a_fetch_is_seen(
     """Also to a partition that this look has passed."""
     of_one(monkeypatch)
     logs = [bench.logdir.partition("t", number) for number in range(3)]
-    request = Bench.fetches(range(3))
-    request.max_wait_ms = 10_000
-    request.min_bytes = 1
+    request = patient(1)
     answer = bench.send(wire.FETCH, 11, request)
     turns.run()
     assert not answer.is_set
@@ -545,6 +545,20 @@ def test_offsets_are_deleted_of_the_group_that_is_there_in_the_last_piece(
         assert (told.error_code, found, all_offsets()) == (0, {0}, [-1] * 5)
     else:
         assert (told.error_code, found, all_offsets()) == (0, {codes.GROUP_SUBSCRIBED_TO_TOPIC}, [1] * 5)
+
+
+def test_a_large_answer_that_cannot_be_encoded_ends_the_connection(
+    bench: Bench, turns: Turns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its client would wait for ever."""
+
+    def refuse(*_: object) -> None:
+        raise MemoryError("no room for the answer")
+
+    monkeypatch.setattr(bench.broker, "_told", refuse)
+    answer = bench.send(wire.OFFSET_FETCH, 5, offsets_of(MANY))
+    turns.run()
+    assert isinstance(answer, Answer) and isinstance(answer.value, CloseConnection)
 
 
 def test_a_broker_that_stops_answers_requests_in_pieces(bench: Bench, turns: Turns) -> None:

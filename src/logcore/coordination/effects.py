@@ -19,6 +19,7 @@ import attrs
 
 from logcore.format.consumergrouprecords import Partitions
 from logcore.format.grouprecords import Committed, GroupRecord
+from logcore.format.groupsettings import HEARTBEAT_INTERVAL, SESSION_TIMEOUT
 
 if TYPE_CHECKING:
     from logcore.coordination.group import Group, Member
@@ -462,12 +463,12 @@ class Rules:
 
     def session_timeout_ms_of(self, group_id: str) -> int:
         """Of members of the consumer protocol in this group."""
-        return self.own_settings(group_id).get("consumer.session.timeout.ms", self.consumer_session_timeout_ms)
+        return self.own_settings(group_id).get(SESSION_TIMEOUT, self.consumer_session_timeout_ms)
 
     def heartbeat_interval_ms_of(self, group_id: str) -> int:
         """How often they send heartbeats; three times in a session where what is set would be longer than that."""
         own = self.own_settings(group_id)
-        interval_ms = own.get("consumer.heartbeat.interval.ms", self.consumer_heartbeat_interval_ms)
+        interval_ms = own.get(HEARTBEAT_INTERVAL, self.consumer_heartbeat_interval_ms)
         session_ms = self.session_timeout_ms_of(group_id)
         if interval_ms < session_ms:
             return interval_ms

@@ -52,7 +52,7 @@ class GroupSettings:
             checkpoint.write(self._fs, self._path, checkpoint.GROUPS, content)
         except BaseException:
             with contextlib.suppress(LogcoreError):  # where it cannot be read either, what was known goes on
-                self._settings = self._read()  # the last sync may fail when the file is there
+                self._settings = self._read()  # the last sync may fail after the file was replaced
             raise
         self._settings = draft.settings
 
