@@ -106,7 +106,9 @@ def apply_ready(fs: FS, directory: TargetDirectory, *, most: int | None = None) 
     path = staging_path(directory.path)
     done = 0
     failure: LogcoreError | None = None
-    waiting: set[str] = set()  # applications whose earlier version could not be carried out: the later ones wait for it
+    # Applications with an earlier version that is not done. Later versions wait: the state file holds only the last
+    # version, so a later one would make the earlier one count as done.
+    waiting = _with_unfinished(fs, directory, path)
     for name in names_in(fs, path, READY):
         if done == most:
             break
@@ -134,6 +136,21 @@ def apply_ready(fs: FS, directory: TargetDirectory, *, most: int | None = None) 
     return done
 
 
+def _with_unfinished(fs: FS, directory: TargetDirectory, path: str) -> set[str]:
+    """Applications with a version that has offsets and is not done, because an earlier attempt to place it failed.
+
+    Opens the logs of such a version: opening a log that was closed rolls the version forward. A log that failed and was
+    not closed stays failed, and its version stays unfinished.
+    """
+    for name in names_in(fs, path, ASSIGNED):
+        with contextlib.suppress(LogcoreError):  # the failure was reported when the version could not be placed
+            manifest = read_manifest(fs, path, name)
+            if manifest is not None:
+                for key in manifest.partitions():
+                    directory.partition(*key)
+    return {name.partition("@")[0] for name in names_in(fs, path, ASSIGNED)}
+
+
 def roll_forward(fs: FS, directory: str) -> dict[str, LogcoreError]:
     """Ends what a crash left between giving out offsets and having all files in place.
 
@@ -146,6 +163,11 @@ def roll_forward(fs: FS, directory: str) -> dict[str, LogcoreError]:
     path = staging_path(directory)
     blocked: dict[str, LogcoreError] = {}
     names = set(names_in(fs, path, ""))
+    # A name that is visible may not be durable: the process that made it may have been killed, or its sync may have
+    # failed. Without this sync, a power cut after the records are placed could bring back the unclaimed manifest, and
+    # the records would be placed twice.
+    if any(name.endswith((CLAIM, ASSIGNED)) for name in names):
+        fs.sync_dir(path)
     for name in sorted(names):
         if name.endswith(CLAIM):
             stem = name[: -len(CLAIM)]
@@ -167,10 +189,10 @@ def roll_forward(fs: FS, directory: str) -> dict[str, LogcoreError]:
             continue
         try:
             try:
-                state = read_state(fs, path, manifest.app_id)
+                is_done = _is_done(fs, path, manifest)
             except CorruptLogError:  # _finish() writes it again, and this version came after all others
-                state = None
-            if state is None or state["version"] < manifest.version:
+                is_done = False
+            if not is_done:
                 _finish(fs, directory, path, manifest)
             _clear(fs, path, manifest, ASSIGNED)
         except LogcoreError as error:
@@ -216,9 +238,13 @@ def choose_place(target: Target, files: Sequence[StagedFile]) -> Place:
     return place
 
 
-def _apply(fs: FS, directory: TargetDirectory, path: str, manifest: Manifest) -> int:
+def _is_done(fs: FS, path: str, manifest: Manifest) -> bool:
     state = read_state(fs, path, manifest.app_id)
-    if state is not None and manifest.version <= state["version"]:
+    return state is not None and bool(manifest.version <= state["version"])
+
+
+def _apply(fs: FS, directory: TargetDirectory, path: str, manifest: Manifest) -> int:
+    if _is_done(fs, path, manifest):
         _clear(fs, path, manifest, READY)
         return 1
     try:
@@ -231,6 +257,10 @@ def _apply(fs: FS, directory: TargetDirectory, path: str, manifest: Manifest) ->
     with contextlib.ExitStack() as stack:
         # Appends to all partitions wait from here on, so that the offsets given out now stay free.
         targets = {key: stack.enter_context(adopting(writer)) for key, writer in writers.items()}
+        # Opening the logs may have rolled forward an earlier attempt at this version.
+        if _is_done(fs, path, manifest):
+            _clear(fs, path, manifest, READY)
+            return 1
         places = {key: choose_place(targets[key], files) for key, files in manifest.partitions().items()}
         assigned = attrs.evolve(manifest, places=places)
         # New segments follow: the active one is ended as by a roll. Of several, readers must not see the first before
@@ -501,9 +531,9 @@ def _append(fs: FS, path: str, final: str, files: Sequence[StagedFile], place: P
                         "another program appended where staged records belong", path=final, position=position
                     )
                 fs.truncate(handle, position)
-                size = position
-        if size == position:
-            fs.pwrite(handle, ours, position)
+        # Written even if the bytes are there: after a failed sync they may be in the page cache only, and the system
+        # calls those pages clean, so that another sync would succeed without writing them.
+        fs.pwrite(handle, ours, position)
         fs.fsync(handle)
 
 
@@ -511,14 +541,14 @@ def _stamp(fs: FS, name: str, file: StagedFile, base: int, leader_epoch: int) ->
     """Writes the real offsets into the batch heads of a staged segment, durably.
 
     The length between offset and epoch is not written over: a crash may leave zeros in place of a write, and without
-    lengths no reader would find the next head.
+    lengths no reader would find the next head. Heads that are right already are written again, because after a failed
+    sync they may be in the page cache only.
     """
     with opened(fs, name, write=True) as handle:
         view = fs.map(handle, fs.size(handle))
         for position, head in _stamps(view, file, base, leader_epoch):
             for start, stop in ((0, 8), (12, 16)):
-                if view[position + start : position + stop] != head[start:stop]:
-                    fs.pwrite(handle, head[start:stop], position + start)
+                fs.pwrite(handle, head[start:stop], position + start)
         fs.fsync(handle)
 
 

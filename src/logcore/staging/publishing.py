@@ -69,9 +69,10 @@ class Staging:
         for path in (self.path, os.path.join(self.path, check_txid(txid))):
             with contextlib.suppress(FileExistsError):
                 fs.mkdir(path)
-                if path == self.path:  # the other's name is on disk when that of the manifest beside it is
-                    fs.sync_dir(os.path.dirname(path))
             check_directory(fs, path)
+        # Also if the directory existed: the process that made it may have been killed before its sync, or the sync may
+        # have failed. The name of the inner directory is synced with that of the manifest beside it.
+        fs.sync_dir(os.path.dirname(self.path))
         if fs.identity(self.path)[0] != fs.identity(self.directory)[0]:
             raise InvalidConfigError(
                 "the log directory is the root of a file system of its own, so segments staged beside it cannot be "

@@ -1,0 +1,94 @@
+"""Programs continue after one failing call of the disk: nothing acknowledged is lost, and nothing is there twice.
+
+`make test` fails a sample of the calls, `make slow` every call, with more disks after a power cut for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import logcore
+from logcore.fs import FS
+from logcore.staging.publishing import Staging
+from support.afterfaults import Ledger, Story, explore, persist
+from support.staged import PARTITIONS, SMALL, create, publish, rows, values
+
+PATH = Path("/srv/data")
+ALL = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+
+class StagedWrite:
+    """A service holds the directory, and a driver publishes one version until it is done."""
+
+    def __init__(self, config: dict[str, str] | None) -> None:
+        self.config = config
+        self.ledger = Ledger()
+        self.attempts = 0
+        self.is_done = False
+
+    def prepare(self, fs: FS) -> None:
+        create(PATH, self.config, fs=fs)
+
+    def run(self, fs: FS) -> None:
+        directories: list[logcore.LogDir] = []
+
+        def open_again() -> None:
+            while directories:
+                directories.pop().close()
+            directories.append(logcore.open_dir(PATH, fs=fs))
+
+        def close_logs() -> None:
+            for log in list(directories[0].open_logs().values()):
+                if log.has_failed:
+                    log.close()
+
+        def attempt() -> None:
+            if not directories:
+                open_again()
+            self.attempts += 1
+            if not Staging(fs, str(PATH)).is_done("app", 0):
+                publish(PATH, f"try{self.attempts}", fs=fs, name="first", config=self.config, count=20)
+            directories[0].tick()
+            close_logs()
+            directories[0].tick()
+            if Staging(fs, str(PATH)).outcome("app", 0) != "done":
+                open_again()
+            self.is_done = Staging(fs, str(PATH)).is_done("app", 0)
+
+        persist(attempt)
+        persist(attempt)
+        persist(lambda: self.ledger.append("t-0", [b"after"], self._append(directories[0])), open_again)
+        while directories:
+            persist(directories.pop().close)
+
+    @staticmethod
+    def _append(directory: logcore.LogDir) -> Callable[[], object]:
+        return lambda: directory.open_again("t", 0).append(b"after", durability="disk")
+
+    def judge(self, fs: FS, *, is_crash: bool) -> None:
+        assert self.is_done
+        with logcore.open_dir(PATH, fs=fs) as directory:
+            for partition in PARTITIONS:
+                directory.partition("t", partition)
+        for partition in PARTITIONS:
+            found = values(PATH, partition, fs=fs)
+            staged = [value for value in found if value not in (b"before", b"after")]
+            assert found[0] == b"before"
+            assert staged == rows("first", partition, 20)
+            self.ledger.tried.setdefault(f"t-{partition}", [])
+        self.ledger.check("t-0", [value for value in values(PATH, 0, fs=fs) if value == b"after"])
+
+
+STORIES: dict[str, Callable[[], Story]] = {
+    "staged, appended": lambda: StagedWrite(None),
+    "staged, moved": lambda: StagedWrite(SMALL),
+}
+
+
+@pytest.mark.parametrize(("step", "crashes"), [(11, 4), pytest.param(1, 30, marks=ALL)])
+@pytest.mark.parametrize("name", STORIES)
+def test_program_continues_after_a_failing_call_and_keeps_its_records(name: str, step: int, crashes: int) -> None:
+    assert explore(STORIES[name], step=step, crashes=crashes) > 20

@@ -1,0 +1,143 @@
+"""One call of the disk fails in the middle of a program, and the program continues.
+
+A story prepares a disk, then works on it while one call fails, tries again as its error asks, and lists what was
+acknowledged. Afterwards the disk works again, or its power is cut. `judge` opens each disk and compares.
+
+A program may see errors of the library's own tree only. Whatever was acknowledged is there once and in order; a value
+whose append failed is there at most once for each attempt; nothing else is there.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Protocol
+
+import attrs
+
+from logcore.errors import LogcoreError
+from logcore.fs import FS
+from logcore.testing import Fault, FaultPlan, SimulatedDisk
+
+#: Errors that a disk or a system may answer with: a defect, no room, no quota, no descriptors, no memory.
+ERRNOS: Final = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENOMEM)
+#: How often a program tries one step: the first attempt meets the fault, the second what the fault left.
+ATTEMPTS: Final = 4
+
+
+@attrs.define
+class Ledger:
+    """What a program tried to append to each partition, and what was acknowledged."""
+
+    tried: dict[str, list[bytes]] = attrs.Factory(dict)
+    acked: dict[str, list[bytes]] = attrs.Factory(dict)
+
+    def append(self, place: str, values: Sequence[bytes], work: Callable[[], object]) -> None:
+        """Run `work`, which appends values to a place. Record the attempt before and the acknowledgement after it."""
+        self.tried.setdefault(place, []).extend(values)
+        work()
+        self.acked.setdefault(place, []).extend(values)
+
+    def check(self, place: str, found: Sequence[bytes | None], *, lost: bool = False) -> None:
+        """Compare the values of a place. lost: acknowledged values need not be there, as after durability="os"."""
+        acked = self.acked.get(place, [])
+        tried = Counter(self.tried.get(place, []))
+        counts = Counter(found)
+        for value, count in counts.items():
+            assert value is not None and count <= tried[value], f"{place}: {value!r} is there {count} times"
+        if lost:
+            return
+        positions = []
+        for value in acked:
+            assert counts[value], f"{place}: acknowledged {value!r} is missing from {found}"
+            positions.append(max(at for at, one in enumerate(found) if one == value))
+        assert positions == sorted(positions), f"{place}: not in the order of the acknowledgements: {found}"
+
+
+class Story(Protocol):
+    """prepare: runs without faults. run: meets them. judge: after the disk works again, or on a disk after a crash."""
+
+    def prepare(self, fs: FS) -> None: ...
+    def run(self, fs: FS) -> None: ...
+    def judge(self, fs: FS, *, is_crash: bool) -> None: ...
+
+
+def persist(work: Callable[[], object], repair: Callable[[], object] = lambda: None) -> bool:
+    """Try a step until it succeeds. `repair` runs after each failure. Return whether the step succeeded."""
+    for _ in range(ATTEMPTS):
+        try:
+            work()
+        except LogcoreError:
+            try:
+                repair()
+            except LogcoreError:
+                continue
+        else:
+            return True
+    return False
+
+
+def prepared(make: Callable[[], Story]) -> tuple[SimulatedDisk, Story]:
+    disk = SimulatedDisk()
+    story = make()
+    story.prepare(disk)
+    disk.write_back()
+    disk.operations.clear()
+    return disk, story
+
+
+def calls(make: Callable[[], Story]) -> int:
+    """How many calls of the disk a story makes when none fails."""
+    disk, story = prepared(make)
+    counter = _Counter()
+    disk.faults = counter
+    story.run(disk)
+    disk.faults = None
+    story.judge(disk, is_crash=False)
+    return counter.count
+
+
+class _Counter(FaultPlan):
+    count = 0
+
+    def ask(self, operation: str, path: str) -> int | str | None:
+        self.count += 1
+        return None
+
+
+def faults(count: int, *, step: int, first: int = 0) -> Iterator[Fault]:
+    """A fault at every `step`-th call, with the errors in turn."""
+    for number, at in enumerate(range(1 + first, count + 1, step)):
+        yield Fault("*", ERRNOS[(number + at) % len(ERRNOS)], at=at)
+
+
+def explore(make: Callable[[], Story], *, step: int, crashes: int, first: int = 0, times: int | None = 1) -> int:
+    """Run a story with each fault, and judge it on the healed disk and on disks after a power cut.
+
+    Return how many disks were judged. times: how many calls fail, from the first on.
+    """
+    judged = 0
+    for fault in faults(calls(make), step=step, first=first):
+        disk, story = prepared(make)
+        fault = attrs.evolve(fault, times=times)
+        disk.faults = FaultPlan(fault)
+        where = f"{fault}"
+        try:
+            story.run(disk)
+            if disk.faults.hits:
+                where = f"{disk.faults.hits[0][1]} fails with {errno.errorcode[fault.action]}, call {fault.at}"
+            disk.faults = None
+            states = list(disk.crash_states(limit=crashes, seed=fault.at))
+            story.judge(disk, is_crash=False)
+            judged += 1
+            for state in states:
+                where = f"{where.partition(';')[0]}; {state.kind}: {state.what}"
+                story.judge(state.disk(), is_crash=True)
+                judged += 1
+            gc.collect()  # a directory that was not closed warns when it is dropped
+        except Exception as error:
+            error.add_note(where)
+            raise
+    return judged
