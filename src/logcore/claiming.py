@@ -88,19 +88,36 @@ def _take_marker(fs: FS, directory: str) -> bool:
     return not any(fs.is_directory(os.path.join(directory, name)) for name in fs.listdir(directory))
 
 
+def ensure_directory(fs: FS, path: str) -> None:
+    """Makes a directory unless it exists, and makes sure that its name survives a power cut. Raises StorageWriteError.
+
+    An empty directory is treated as new: the process that created it may have been killed before it synced the name, or
+    that sync may have failed. A process that creates a directory puts nothing into it before the name is durable.
+    """
+    if not fs.is_directory(path) or not fs.listdir(path):
+        make_directories(fs, path)
+
+
 def make_directories(fs: FS, path: str) -> None:
-    """mkdir -p, each new name made durable in its parent."""
+    """Like mkdir -p, and makes each new name durable in its parent."""
     parent = os.path.dirname(path)
-    if parent not in ("", path) and not fs.is_directory(parent):
-        make_directories(fs, parent)
+    if parent not in ("", path):
+        ensure_directory(fs, parent)
+    is_new = True
     try:
         fs.mkdir(path)
     except FileExistsError:
         if not fs.is_directory(path):
             raise StorageWriteError("the directory cannot be made: there is a file of that name", path=path) from None
+        is_new = False
     except FileNotFoundError as error:
         raise StorageWriteError("the directory cannot be made: not here", path=path) from error
     except StorageWriteError as error:
         error.reason = f"the directory cannot be made: {error.reason}"
         raise
-    fs.sync_dir(parent)
+    try:
+        fs.sync_dir(parent)
+    except StorageWriteError as error:
+        # The parent of a directory that an administrator made for us may be closed to us. We cannot have made it.
+        if is_new or not isinstance(error.__cause__, PermissionError):
+            raise

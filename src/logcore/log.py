@@ -32,7 +32,7 @@ import numpy as np
 
 from logcore import checkpoint, retention
 from logcore.claim import Claim
-from logcore.claiming import claim_directory, make_directories
+from logcore.claiming import claim_directory, ensure_directory
 from logcore.config import INT32_MAX, INT64_MAX, KEEPS_ALL, Durability, LogConfig
 from logcore.errors import (
     InvalidConfigError,
@@ -148,10 +148,10 @@ def open_log(
     exists = fs.is_directory(real)
     if not exists and not create:
         raise LogNotFoundError("there is no partition directory here; create=True makes one", path=directory)
-    if not fs.is_directory(parent):
-        make_directories(fs, parent)
     if shared and replicated:
         raise InvalidConfigError("a replicated log has one writer; it cannot be shared")
+    if not exists:
+        ensure_directory(fs, parent)
     claim = claim_directory(fs, parent, name, shared=shared)
     writer: Writer | None = None
     try:

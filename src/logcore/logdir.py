@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, Unpack, overload
 
 from logcore.checkpoint import Key
 from logcore.claim import Claim
-from logcore.claiming import claim_directory, make_directories
+from logcore.claiming import claim_directory, ensure_directory
 from logcore.config import Durability, LogConfig
 from logcore.coordinators import Coordinators, first_free_producer_id
 from logcore.deletions import Deletions
@@ -127,16 +127,15 @@ def open_dir(
         raise InvalidConfigError("a directory cannot be created read-only")
     check_on_corruption(on_corruption)
     real = fs.real_path(directory)
-    if not fs.is_directory(real):
-        if not create:
-            raise LogNotFoundError("there is no log directory here; create=True makes one", path=directory)
-        make_directories(fs, real)
-    else:
+    if fs.is_directory(real):
         check_kind(fs, real, create=create)
+    elif not create:
+        raise LogNotFoundError("there is no log directory here; create=True makes one", path=directory)
     if read_only and shared:
         raise InvalidConfigError("read_only=True works beside any writer; shared=True is for those who write")
     claim = None
     if not read_only:
+        ensure_directory(fs, real)
         claim = claim_directory(fs, real, _MEMBER, shared=shared)
     try:
         return LogDir(

@@ -181,14 +181,16 @@ class FileLook:
         # Damaged: show only what was on disk, or in all copies, for sure; and what was shown before.
         if limit == -1:
             is_replicated = checkpoint.read_notes(self._fs, self._path).replicated
+            limit = self._state.visible
             if is_replicated:
-                noted = checkpoint.HIGH_WATERMARK
-            else:
-                noted = checkpoint.RECOVERY_POINT
-            limit = max(self.noted(noted), self._state.visible)
+                limit = max(limit, self.noted(checkpoint.HIGH_WATERMARK))
         low = self._state.log_start
         if not is_replicated:
             # What lies before the last segment was on disk before that was made.
             low = max(low, last.base_offset)
+            if limit < self._state.end:
+                # Records below the recovery point are durable. The file may say less: closing a log removes the file
+                # without a sync, so a power cut may bring it back as it was last synced.
+                limit = max(limit, self.noted(checkpoint.RECOVERY_POINT))
         self.is_end_noted = limit >= low
         self._state.visible = max(low, min(self._state.end, limit))
