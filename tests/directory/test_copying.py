@@ -213,3 +213,19 @@ def test_a_snapshot_that_fails_leaves_nothing() -> None:
         with pytest.raises(logcore.StorageWriteError):
             logdir.snapshot("backup")
         assert {path for path in disk.files() if not path.startswith("/data")} == before
+
+
+@pytest.mark.parametrize("way", ["snapshot", "fork"])
+def test_copy_has_records_acknowledged_without_a_sync(tmp_path: Path, way: str) -> None:
+    """The high watermark was read before the sync that moves it: the copy lacked every record appended at "os"."""
+    with logcore.open_dir(tmp_path / "data", create=True) as source:
+        source.create_topic("t")
+        for number in range(50):
+            source.append("t", b"%d" % number, partition=0, durability="os")
+        if way == "fork":
+            source.fork("t", None, "copy")
+            assert source.partition("copy", 0).high_watermark == 50
+        else:
+            source.snapshot(tmp_path / "copy")
+            with logcore.open_dir(tmp_path / "copy", read_only=True) as copy:
+                assert copy.partition("t", 0).high_watermark == 50

@@ -33,6 +33,9 @@ def copy_log(log: Log, directory: str, at_offset: int | None = None) -> int:
     OffsetOutOfRangeError outside [log start, high watermark], CompactionAbandonedError (retriable) when the log is
     truncated meanwhile, and what reading and writing raise.
     """
+    # Before the high watermark is read, which a sync may move: records that were acknowledged at "os" belong to the copy.
+    # It also makes the files durable that the recovery point of the copy will call durable.
+    log.flush()
     with rewriting_of(log) as view:
         if at_offset is None:
             end = view.high_watermark
@@ -46,8 +49,6 @@ def copy_log(log: Log, directory: str, at_offset: int | None = None) -> int:
                 expected=f"{view.log_start} to {view.high_watermark}",
                 found=end,
             )
-        # The recovery point of the copy will say that all of it is on disk.
-        log.flush()
         segments = [*view.sealed, view.growing]
         ends = [*(segment.base_offset for segment in segments[1:]), end]
         for segment, after in zip(segments[:-1], ends, strict=False):
