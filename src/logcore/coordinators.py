@@ -229,7 +229,9 @@ class Coordinators:
 
     def close(self) -> None:
         """Without the lock: its holder may be opening logs, for which the lock of the directory is needed."""
-        if self._groups is not None:
-            self._groups.close()
-        if self._registry is not None:
-            self._registry.close()
+        try:
+            if self._groups is not None:
+                self._groups.close()
+        finally:
+            if self._registry is not None:
+                self._registry.close()

@@ -210,16 +210,26 @@ class LogDir:
             if finishes:
                 self._registry.complete()
         self._closed = False
-        self._deletions.forget_again(self, self._lock)
-        if finishes:
-            from logcore.staging import applying
+        try:
+            self._deletions.forget_again(self, self._lock)
+            if finishes:
+                self._apply_staged()
+        except BaseException:
+            self._closed = True
+            for log in self._logs.known.values():
+                with contextlib.suppress(LogcoreError):  # the first error is the one to report
+                    log.close()
+            raise
 
-            for path in applying.damaged(self._fs, self.path):
-                error = CorruptLogError("the manifest of a staged write is damaged", path=path)
-                self._incidents.met("staging", path, error)
-            # A staged write that fails now is tried again by tick(); the directory opens without it.
-            with self._incidents.going_on("staging", self.path):
-                applying.apply_ready(self._fs, self)
+    def _apply_staged(self) -> None:
+        """Carries out staged writes. One that fails now is tried again by tick(); the directory opens without it."""
+        from logcore.staging import applying
+
+        for path in applying.damaged(self._fs, self.path):
+            error = CorruptLogError("the manifest of a staged write is damaged", path=path)
+            self._incidents.met("staging", path, error)
+        with self._incidents.going_on("staging", self.path):
+            applying.apply_ready(self._fs, self)
 
     # -- opening and closing -------------------------------------------------------------------------------------
 
@@ -294,9 +304,11 @@ class LogDir:
             if self._closed:
                 return
             self._closed = True
-            self._coordinators.close()
-            everything = {(topic.name, n) for topic in self._registry.known.values() for n in topic.numbers}
-            self._logs.close_all(everything, is_forked=self._fs.forks != self._forks)
+            try:
+                self._coordinators.close()
+            finally:
+                everything = {(topic.name, n) for topic in self._registry.known.values() for n in topic.numbers}
+                self._logs.close_all(everything, is_forked=self._fs.forks != self._forks)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -573,9 +585,11 @@ class LogDir:
         Raises TopicNotFoundError, also for a partition that the topic does not have, and what logcore.open() raises.
         """
         log = self._logs.known.get((topic, number))
-        if log is not None and not log.is_closed:
+        if log is not None and not log.is_closed and not self._sharing.is_behind:
             return log
         with self._lock:
+            if self.is_shared:  # also another process may have deleted the topic, and created another of its name
+                self.refresh()
             known = self._topic(topic)
             number = operator.index(number)
             log = self._logs.opened((topic, number))
@@ -627,7 +641,7 @@ class LogDir:
         if partition is None:
             partition = self.choose_partition(topic, key, value)
         log = self._logs.known.get((topic, partition))
-        if log is None or log.is_closed:
+        if log is None or log.is_closed or self._sharing.is_behind:
             log = self.partition(topic, partition)
         return log.append(value, key=key, headers=headers, timestamp_ms=timestamp_ms, durability=durability)
 
@@ -768,6 +782,10 @@ class LogDir:
         """Closes and forgets the logs of topics that are being deleted. A failure is an incident."""
         with self._check_writable().gathering():  # gathers recovery points without writing them: the logs are deleted
             self._logs.close_topics(topics)
+
+    def stale_topics(self) -> Collection[str]:
+        """Topics with an open log of a deleted topic of the same name."""
+        return self._logs.stale_topics()
 
     def known_logs(self) -> Mapping[Key, Log]:
         """The opened logs; a user may have closed some of them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -19,6 +20,7 @@ from logcore.bytelocks import TRANSACTIONS_BYTE
 from logcore.claiming import claim_directory
 from logcore.directory.topicfile import TopicEntry, new_id, read_topics, write_topics
 from logcore.fs import OS, OsFS
+from logcore.testing import Fault, FaultPlan, SimulatedDisk
 
 _CONTEXT = multiprocessing.get_context("fork")
 
@@ -255,3 +257,58 @@ def test_one_process_alone_does_what_is_due_by_time(tmp_path: Path) -> None:
     claims[0].release()
     assert claims[1].takes_care()
     claims[1].release()
+
+
+def recreate(data: LogDir, topic: str) -> None:
+    data.delete_topic(topic)
+    data.create_topic(topic)
+    data.append(topic, b"new", partition=0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data.alter_topic("u", {"retention.ms": "1000000"}),
+        lambda data: data.add_partitions("u", 2),
+        lambda data: data.delete_topic("u"),
+        lambda data: data.create_topic("v"),
+        lambda data: data.tick(),
+    ],
+    ids=["alter", "grow", "delete", "create", "tick"],
+)
+def test_recreated_topic_replaces_open_log_after_any_change(
+    data: LogDir, other: Other, change: Callable[[LogDir], None]
+) -> None:
+    """A change of another topic took in the file of topics, and nothing compared the open logs with it afterwards: the
+    process read deleted records, and its appends failed, until it was restarted.
+    """
+    data.create_topic("u")
+    data.append("t", b"old", partition=0)
+    other.call(recreate, "t")
+    change(data)
+    assert [record.value for record in data.partition("t", 0).read(0)] == [b"new"]
+    assert data.append("t", b"mine", partition=0).offset == 1
+
+
+def test_append_to_deleted_topic_names_the_deletion(data: LogDir, other: Other) -> None:
+    log = data.partition("t", 0)
+    log.append(b"old")
+    other.call(LogDir.delete_topic, "t")
+    with pytest.raises(logcore.LogcoreError, match="deleted"):
+        log.append(b"late")
+
+
+@pytest.mark.parametrize(("operation", "code"), [("pread", errno.EIO), ("pwrite", errno.ENOSPC)])
+def test_close_with_unusable_lock_record_releases_the_claim(operation: str, code: int) -> None:
+    """close() needed the record that could not be read, and left the claim and the lock to the end of the process."""
+    disk = SimulatedDisk()
+    directory = logcore.open_dir("/data", create=True, fs=disk, shared=True)
+    for topic in ("a", "b"):
+        directory.create_topic(topic)
+        directory.append(topic, b"1", partition=0)
+    disk.faults = FaultPlan(Fault(operation, code, path="*/a-0/*", times=None))
+    with pytest.raises(logcore.LogcoreError):
+        directory.close()
+    disk.faults = None
+    with logcore.open_dir("/data", fs=disk, shared=True) as again:
+        assert [again.append(topic, b"2", partition=0).offset for topic in ("a", "b")] == [1, 1]

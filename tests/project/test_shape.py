@@ -16,7 +16,8 @@ import pytest
 SOURCES = Path(__file__).resolve().parents[2] / "src"
 FILES = {str(path.relative_to(SOURCES)): path for path in sorted(SOURCES.rglob("*.py"))}
 
-MOST_LINES = 900
+#: Without comments, docstrings and blank lines, so that no explanation is cut to fit.
+MOST_CODE_LINES = 720
 #: Whole loops over bytes, which the compiled kernels mirror line by line; and tables.
 LONG_FILES = ("logcore/kernels/", "netshim/wire/table/")
 
@@ -24,9 +25,22 @@ LONG_FILES = ("logcore/kernels/", "netshim/wire/table/")
 PUBLIC = {"_asdict", "_fields", "_make", "_replace"} | {"_get_running_loop", "_jsparkSession"}
 
 
+def code_lines(path: Path) -> int:
+    text = path.read_text(encoding="utf-8")
+    explained: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
+            node
+        ):
+            first = node.body[0]
+            explained.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    lines = enumerate(text.splitlines(), 1)
+    return sum(number not in explained and bool(line.partition("#")[0].strip()) for number, line in lines)
+
+
 def test_no_file_is_long() -> None:
-    lines = {name: path.read_text(encoding="utf-8").count("\n") for name, path in FILES.items()}
-    long = {name: count for name, count in lines.items() if count > MOST_LINES and not name.startswith(LONG_FILES)}
+    lines = {name: code_lines(path) for name, path in FILES.items()}
+    long = {name: count for name, count in lines.items() if count > MOST_CODE_LINES and not name.startswith(LONG_FILES)}
     assert not long
 
 

@@ -10,6 +10,7 @@ This module knows no topics: the directory (logdir.py) says which partitions exi
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Collection, Mapping
 
 from logcore import checkpoint
@@ -45,6 +46,7 @@ class OpenLogs:
         self._incidents = incidents
         self._on_corruption: OnCorruption = on_corruption
         self.known: dict[Key, Log] = {}
+        self._topic_ids: dict[Key, uuid.UUID | None] = {}  # of `known`: the topic that each log was opened for
         self._leader_epochs: dict[Key, int] = {}  # of logs that are not open, as far as they were asked for
 
     def opened(self, key: Key) -> Log | None:
@@ -86,11 +88,23 @@ class OpenLogs:
             )
             log.upkeep.retain_by(self._upkeeper.settings.retention, lambda: committed(*key))
             self._upkeeper.admit(key, log)
+        self._topic_ids[key] = topic.topic_id
         self.known[key] = log
         if self._claim is not None:
             self._upkeeper.visit(key, log)  # last: a tick() drops a log that is not among the open ones
         self._leader_epochs.pop(key, None)  # from now on the log knows, and it may rise
         return log
+
+    def stale_topics(self) -> set[str]:
+        """Topics with an open log that is not theirs: the topic was deleted, and perhaps created again."""
+        return {name for name, number in self.known if self._is_stale(name, number)}
+
+    def _is_stale(self, name: str, number: int) -> bool:
+        topic = self._registry.known.get(name)
+        if topic is None or number not in topic.numbers:
+            return True
+        opened_for = self._topic_ids.get((name, number))
+        return None not in (opened_for, topic.topic_id) and opened_for != topic.topic_id
 
     def close_all(self, everything: Collection[Key], *, is_forked: bool) -> None:
         """Closes and forgets all logs, writes the checkpoints once for all of them, and releases the claim.
@@ -141,6 +155,7 @@ class OpenLogs:
         """Closes and forgets the logs of topics that are being deleted. What fails of it is an incident."""
         for key in [key for key in self.known if key[0] in topics]:
             log = self.known.pop(key)
+            self._topic_ids.pop(key, None)
             self._upkeeper.stop_compacting(log)
             with self._incidents.going_on("deletion", partition_name(*key)):
                 log.close()

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import uuid
 import weakref
 from collections.abc import Collection, Generator, Mapping
 from typing import Protocol
@@ -25,7 +24,7 @@ from logcore.checkpoint import Key
 from logcore.claim import Claim
 from logcore.config import LogConfig
 from logcore.directory.incidents import Incidents
-from logcore.directory.topicfile import TopicEntry, read_topics
+from logcore.directory.topicfile import read_topics
 from logcore.directory.topics import TopicRegistry
 from logcore.fs import FS
 from logcore.log import Log
@@ -36,6 +35,7 @@ class Directory(Protocol):
     """The methods of a LogDir that are used here."""
 
     def known_logs(self) -> Mapping[Key, Log]: ...
+    def stale_topics(self) -> Collection[str]: ...
     def close_logs(self, topics: Collection[str]) -> None: ...
     def settings(self, name: str) -> LogConfig: ...
 
@@ -53,7 +53,9 @@ class Sharing:
         self._registry = registry
         self._incidents = incidents
         self._seen: tuple[object, ...] | None = None  # the file of topics, as it was when it was last read
-        self._followed: tuple[object, ...] | None = None  # the same, when all open logs were last in line with it
+        #: Whether topics have changed since the open logs were last brought in line with them. Written under the lock;
+        #: read without it for each append, so that it is a plain attribute.
+        self.is_behind = self.is_shared
 
     @property
     def is_shared(self) -> bool:
@@ -80,6 +82,7 @@ class Sharing:
         rows = {row.name for row in read_topics(self._fs, self._registry.path) if row.is_deleting}
         self._registry.deleting_elsewhere = rows - set(self._registry.deleting)
         self._seen = seen
+        self.is_behind = True
 
     def follow(self) -> None:
         """As look(), and brings the open logs in line: closes those of deleted topics, and puts changed settings in
@@ -87,30 +90,20 @@ class Sharing:
         """
         if not self.is_shared:
             return
-        before = {name: topic.topic_id for name, topic in self._registry.known.items()}
         self.look()
-        if self._seen is not None and self._followed == self._seen:
+        if not self.is_behind:
             return
-        known = self._registry.known
-        logs = self._directory.known_logs()
-        gone = {topic for topic, number in logs if topic not in known or number not in known[topic].numbers}
-        # A topic that was deleted and made again since the last look has another id: its open logs are of the old one.
-        gone |= {name for name, _ in logs if self._is_other(before.get(name), known.get(name))}
-        if gone:
-            self._directory.close_logs(gone)
+        stale = self._directory.stale_topics()
+        if stale:
+            self._directory.close_logs(stale)
         is_in_line = True
-        for (topic, number), log in list(logs.items()):
+        for (topic, number), log in list(self._directory.known_logs().items()):
             settings = self._directory.settings(topic)
             if not log.is_closed and not log.has_failed and log.config != settings:
                 with self._incidents.going_on("settings", partition_name(topic, number)):
                     log.reconfigure(settings)
                 is_in_line = is_in_line and log.config == settings
-        if is_in_line:
-            self._followed = self._seen
-
-    @staticmethod
-    def _is_other(before: uuid.UUID | None, topic: TopicEntry | None) -> bool:
-        return before is not None and topic is not None and topic.topic_id is not None and topic.topic_id != before
+        self.is_behind = not is_in_line
 
     def finish_elsewhere(self, names: Collection[str]) -> None:
         """Removes topics that dead processes have left half made or half deleted, and whose offsets are forgotten. Not

@@ -140,6 +140,11 @@ class SharedLock:
     def locked(self) -> bool:
         return self._mutex.locked()
 
+    @property
+    def has_turn(self) -> bool:
+        """Whether this process may change the partition; for the thread that holds the lock."""
+        return self._has_turn
+
     def _give(self) -> None:
         try:
             if self._has_turn:
@@ -238,11 +243,14 @@ class SharedLock:
 
     def leave(self) -> None:
         """The last turn ends before the lock is given up, for the lock file may be closed next."""
-        if self._has_turn:
-            self.settle()
+        try:
+            if self._has_turn:
+                self.settle()
+        finally:
             self._turn.give_rewriting()
-            self._has_turn = False
-            self._turn.give()
+            if self._has_turn:
+                self._has_turn = False
+                self._turn.give()
 
     def take_rewriting(self) -> bool:
         """The right to compact the partition, beside the turns; False where another process does."""

@@ -140,6 +140,7 @@ class Writer(Appender):
         self.is_resting = False
         self.is_midway = False
         self.shown = ShownEnd(fs, path, is_replicated=place.is_replicated)
+        self._is_released = False  # whether close() has given up the claim; under the lock
         self.forks = fs.forks
         self._opened_end = opened.end
         self._level: Level = "disk" if policy.waits else "os"
@@ -321,33 +322,53 @@ class Writer(Appender):
     def close(self) -> None:
         """Syncs, marks the log as cleanly closed, and releases the claim. For Log.close().
 
-        Raises DurabilityUnknownError if the sync fails; the log is closed anyway.
+        Raises DurabilityUnknownError if the sync fails, and StorageReadError, StorageWriteError, DiskFullError or
+        LogLockedError if the lock record of a shared log cannot be used; the log is closed anyway.
         """
+        try:
+            with self.state.lock:
+                self._close_locked()
+            return
+        except LogcoreError as error:
+            if self.state.is_closed:  # the lock was acquired
+                raise
+            failure = error
+        # Only a shared log: its lock record cannot be read or written, and without it nothing may be changed. The next
+        # process that acquires the lock recovers the log. From here on the lock excludes threads of this process only.
+        self.state.is_closed = True
+        self.claim.fail()
+        with self.state.lock:
+            self._close_locked()
+        raise failure
+
+    @locked
+    def _close_locked(self) -> None:
+        """Finishes the log if this process may still change it, and releases everything else in any case."""
         state = self.state
-        with state.lock:
-            if state.is_closed:
-                return
-            state.is_closed = True
-            if self.fs.forks != self.forks:  # a forked child: the files and the lock are its parent's
-                state.segments = []
-                return
+        if self._is_released:
+            return
+        self._is_released = True
+        state.is_closed = True
+        if self.fs.forks != self.forks:  # a forked child: the files and the lock are its parent's
+            state.segments = []
+            return
+        try:
+            if self.commit.failure is None and (self.sharing is None or self.sharing.has_turn):
+                self._finish_locked()
+        finally:
             try:
-                if self.commit.failure is None:
-                    self._finish_locked()
-            finally:
-                try:
-                    if self.commit.failure is not None:
-                        self.claim.fail()
-                    self.commit.poison(LogClosedError("the log was closed meanwhile", path=self.path))
-                    with self.commit.held(failed=True):  # a sync under way in another thread still uses the files
-                        self.shown.close()
-                        if self.sharing is not None:
-                            self.sharing.leave()
-                        # A segment is closed when its last reader drops it.
-                        state.segments = []
-                        del self.active
-                finally:  # even if the lines above fail, for example for lack of memory
-                    self.claim.release()
+                if self.commit.failure is not None:
+                    self.claim.fail()
+                self.commit.poison(LogClosedError("the log was closed meanwhile", path=self.path))
+                with self.commit.held(failed=True):  # a sync under way in another thread still uses the files
+                    self.shown.close()
+                    if self.sharing is not None:
+                        self.sharing.leave()
+                    # A segment is closed when its last reader drops it.
+                    state.segments = []
+                    del self.active
+            finally:  # even if the lines above fail, for example for lack of memory
+                self.claim.release()
 
     @locked
     def _finish_locked(self) -> None:
@@ -434,10 +455,12 @@ class Writer(Appender):
         if self.state.is_closed:
             raise LogClosedError("the log is closed", path=self.path)
         if self.commit.failure is not None:
-            is_damaged = isinstance(self.commit.failure.__cause__, CorruptLogError)
+            cause = self.commit.failure.__cause__
             advice = "an earlier write or sync failed; close the log and open it again"
-            if is_damaged:
+            if isinstance(cause, CorruptLogError):
                 advice = "the end of the log is damaged; `logcore recover` copies what is whole"
+            elif isinstance(cause, LogNotFoundError):
+                advice = f"{cause.reason}; refresh the directory, and open the partition again if it exists"
             raise LogFailedError(advice, path=self.path) from self.commit.failure
         if self.fs.forks == self.forks:  # neither closed, failed nor forked: the reason left is that it is a mirror
             raise ReadOnlyLogError(
