@@ -342,8 +342,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "adopted_append_not_synced", "logcore/staging/applying.py",
-        "            fs.pwrite(handle, ours, position)\n        fs.fsync(handle)\n",
-        "            fs.pwrite(handle, ours, position)\n",
+        "        fs.pwrite(handle, ours, position)\n        fs.fsync(handle)\n",
+        "        fs.pwrite(handle, ours, position)\n",
         "staging/test_staging_crashes.py::test_a_crash_at_any_operation_leaves_all_or_nothing",
     ),
     Mistake(
@@ -371,9 +371,33 @@ MISTAKES: Final = (
     ),
     Mistake(
         "done_version_is_done_again", "logcore/staging/applying.py",
-        "    if state is not None and manifest.version <= state",
-        "    if state is not None and manifest.version < state",
+        "    return state is not None and bool(manifest.version <= state",
+        "    return state is not None and bool(manifest.version < state",
         "staging/test_staging.py::test_a_manifest_that_a_power_cut_brings_back_is_not_carried_out_again",
+    ),
+    Mistake(
+        "retry_trusts_the_page_cache", "logcore/staging/applying.py",
+        "        fs.pwrite(handle, ours, position)\n        fs.fsync(handle)\n",
+        "        if fs.size(handle) == position:\n            fs.pwrite(handle, ours, position)\n        fs.fsync(handle)\n",
+        "faults/test_continue_after_fault.py -k staged",
+    ),
+    Mistake(
+        "state_is_read_before_logs_are_opened", "logcore/staging/applying.py",
+        "        if _is_done(fs, path, manifest):\n            _clear(fs, path, manifest, READY)\n            return 1\n        places",
+        "        places",
+        "faults/test_continue_after_fault.py -k staged",
+    ),
+    Mistake(
+        "empty_directory_counts_as_durable", "logcore/claiming.py",
+        "    if not fs.is_directory(path) or not fs.listdir(path):\n",
+        "    if not fs.is_directory(path):\n",
+        "faults/test_durable_names.py",
+    ),
+    Mistake(
+        "suspect_clock_is_trusted_at_once", "logcore/trustedclock.py",
+        "    if held_ms >= HOLD_MS:\n",
+        "    if held_ms > 0:\n",
+        "log/test_trusted_clock.py",
     ),
     Mistake(
         "pieces_in_the_order_of_messages", "pyspark_logcore/staged.py",
@@ -1836,8 +1860,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "each_tick_looks_at_all_settings", "logcore/directory/sharing.py",
-        "        if self._seen is not None and self._followed == self._seen:\n",
-        "        if False:\n",
+        "        if not self.is_behind:\n            return\n        stale",
+        "        stale",
         "directory/test_upkeep.py",
     ),
     # -- to a cluster, and from one

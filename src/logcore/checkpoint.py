@@ -41,6 +41,7 @@ META_PROPERTIES: Final = "meta.properties"
 PARTITION_METADATA: Final = "partition.metadata"
 TOPICS: Final = "logcore.topics"
 GROUPS: Final = "logcore.groups"
+CLOCK: Final = "logcore.clock"
 PRODUCER_IDS: Final = "logcore.producer-ids"
 POLICY: Final = "logcore.policy"
 DURABLE_END: Final = "logcore.durable"
@@ -63,6 +64,7 @@ DIRECTORY_FILES: Final = (
     TOPICS,
     GROUPS,
     PRODUCER_IDS,
+    CLOCK,
 )
 #: Those of them that grow with the number of partitions.
 _GROWING_FILES: Final = (RECOVERY_POINT, LOG_START, HIGH_WATERMARK, CLEANER, TOPICS)

@@ -25,6 +25,7 @@ from logcore.bytelocks import UPKEEP_BYTE, ByteLock, Presence
 from logcore.checkpoint import Key, OffsetCheckpoints
 from logcore.errors import DiskFullError, LogcoreError, ResourceError
 from logcore.fs import FS, Lock, SharedFS
+from logcore.trustedclock import SAVE_AT_CLOSE_MS, TrustedClock
 
 
 @attrs.define(eq=False)
@@ -36,6 +37,7 @@ class Common:
 
     was_clean: bool  # nothing that was in it when the lock was taken needs checking
     checkpoints: OffsetCheckpoints
+    clock: TrustedClock
     has_failed: bool = False  # a member did not close well
     is_unfinished: bool = True  # there may be staged writes to roll forward
     turn: ByteLock | None = None  # of the directory, where other processes write to it too
@@ -52,6 +54,7 @@ class Claim:
     def __init__(self, fs: FS, directory: str, lock: Lock, common: Common) -> None:
         self.directory = directory
         self.checkpoints = common.checkpoints
+        self.clock = common.clock
         self._mutex = lock.shared.mutex
         self._fs = fs
         self._lock = lock
@@ -146,8 +149,11 @@ class Claim:
             return True
 
     def leave(self) -> None:
-        """Puts the marker of a clean shutdown back, if this is the last member and all of them closed well."""
+        """For the last member: saves the clock, and puts the marker of a clean shutdown back if all closed well."""
         with self._mutex:
+            if self._lock.is_last:
+                self.clock.now_ms(self._fs.now_ms())
+                self.clock.save(max_age_ms=SAVE_AT_CLOSE_MS)
             if self._lock.is_last and self.is_clean and not self.is_shared:
                 # Without room for it the next opening checks more; all records are on disk all the same.
                 with contextlib.suppress(DiskFullError, ResourceError):

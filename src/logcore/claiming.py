@@ -19,6 +19,7 @@ from logcore.checkpoint import OffsetCheckpoints
 from logcore.claim import Claim, Common
 from logcore.errors import StorageWriteError
 from logcore.fs import FS, SharedFS
+from logcore.trustedclock import TrustedClock
 
 
 def claim_directory(fs: FS, directory: str, member: str, *, shared: bool = False) -> Claim:
@@ -59,7 +60,8 @@ def claim_directory(fs: FS, directory: str, member: str, *, shared: bool = False
 
 
 def _common(fs: FS, directory: str) -> Common:
-    return Common(_take_marker(fs, directory), OffsetCheckpoints(fs, directory))
+    clock = TrustedClock(fs, directory)
+    return Common(_take_marker(fs, directory), OffsetCheckpoints(fs, directory), clock)
 
 
 def _common_of_many(fs: FS, directory: str, handle: int) -> Common:
@@ -72,6 +74,7 @@ def _common_of_many(fs: FS, directory: str, handle: int) -> Common:
     return Common(
         was_clean=False,
         checkpoints=OffsetCheckpoints(fs, directory, changing=turn.held),
+        clock=TrustedClock(fs, directory),
         turn=turn,
         transactions=ByteLock(cast(SharedFS, fs), handle, TRANSACTIONS_BYTE, directory),
         presence=Presence(cast(SharedFS, fs), handle),

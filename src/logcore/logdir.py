@@ -48,6 +48,7 @@ from logcore.errors import (
     LogNotFoundError,
     ReadOnlyLogError,
     StorageReadError,
+    TopicExistsError,
     TopicNotFoundError,
 )
 from logcore.format.columns import TOPIC_COLUMNS
@@ -408,6 +409,22 @@ class LogDir:
         """
         self.create_topics({name: (partitions, config)})
 
+    def ensure_topic(self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None) -> bool:
+        """Creates a topic unless it exists, and returns whether this call created it. Another thread or process may do
+        the same at the same time.
+
+        Raises the errors of create_topic(), with TopicExistsError only while the topic of that name is being deleted.
+        """
+        if name in self:
+            return False
+        try:
+            self.create_topic(name, partitions, config)
+        except TopicExistsError:
+            if name not in self:
+                raise
+            return False
+        return True
+
     def create_topics(
         self, wanted: Mapping[str, tuple[int, Mapping[str, object] | None]], *, check_only: bool = False
     ) -> None:
@@ -419,6 +436,9 @@ class LogDir:
             self._check_writable()
             self.refresh()
             left = self._registry.deleting_elsewhere.intersection(wanted)
+            is_half_deleted = not self._registry.deleting.keys().isdisjoint(wanted)
+        if is_half_deleted:  # an earlier creation or deletion failed half way, for example on a full disk
+            self._deletions.finish(self._lock)
         if left:
             self._deletions.forget_left(self, left)
         with self._lock:
@@ -813,6 +833,10 @@ class LogDir:
             with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
                 total += self._fs.file_size(os.path.join(path, file_name(base, LOG)))
         return total
+
+    def trusted_ms(self, wall_ms: int) -> int:
+        """The time by which old things may be deleted; at most wall_ms. See logcore.trustedclock."""
+        return self._check_writable().clock.now_ms(wall_ms)
 
     def space(self) -> tuple[int, int]:
         """(total, free) bytes of the file system with the directory."""

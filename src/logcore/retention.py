@@ -7,7 +7,8 @@ the same shape will do.
 Rules:
 - Segments go whole and from the front; what a policy says beyond what may go is cut back by the log itself.
 - Nothing at or above the high watermark goes, and the active segment only when it has records, after a new one began.
-- Time is the wall clock and the times in the batches; a segment without times counts from when its file was written.
+- Time is the trusted time (trustedclock.py) and the times in the batches. A segment without times counts from when its
+  file was written.
 
 This module reads no file and deletes nothing: log.py does both.
 """
@@ -24,23 +25,6 @@ from logcore.config import LogConfig
 #: Kafka: log.retention.check.interval.ms, and how long after the start it first looks.
 CHECK_MS: Final = 300_000
 FIRST_CHECK_MS: Final = 30_000
-#: A wall clock that has moved this much more, or less, than the monotonic one was set; no deletion by it then.
-CLOCK_JUMP_MS: Final = 3_600_000
-
-
-@attrs.define
-class Clocks:
-    """The wall clock and the monotonic one, both in ms, as they were at the last round."""
-
-    wall_ms: int
-    monotonic_ms: int
-
-    def agree(self, wall_ms: int, monotonic_ms: int) -> bool:
-        """Whether as much time has passed by both since the last call. If not, the wall clock was set."""
-        gap = (wall_ms - self.wall_ms) - (monotonic_ms - self.monotonic_ms)
-        self.wall_ms = wall_ms
-        self.monotonic_ms = monotonic_ms
-        return abs(gap) <= CLOCK_JUMP_MS
 
 
 class SegmentFacts(NamedTuple):

@@ -277,7 +277,7 @@ class Groups:
     def _check_expiry(self, now_ms: int) -> None:
         self._state.hear(now_ms)
         self._check_later(now_ms)
-        self._act(self._coordinator.expire_offsets(now_ms))
+        self._act(self._coordinator.expire_offsets(self._state.logdir.trusted_ms(now_ms)))
 
     # -- looking
 

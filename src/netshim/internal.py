@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from logcore import Log, LogcoreError, Receipt, TopicExistsError
+from logcore import Log, LogcoreError, Receipt
 from logcore.format.grouprecords import partition_of
 from netshim.state import State
 
@@ -50,12 +50,7 @@ class InternalTopic:
 
     def create(self) -> None:
         """Waits for the disk. Raises LogcoreError."""
-        if self.exists:
-            return
-        try:
-            self._state.logdir.create_topic(self.name, self._partitions, self._config)
-        except TopicExistsError:  # a client made it meanwhile
-            pass
+        self._state.logdir.ensure_topic(self.name, self._partitions, self._config)
 
     def partition_of(self, name: str) -> int:
         """The partition of an id, once the topic exists."""

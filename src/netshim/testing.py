@@ -30,7 +30,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from logcore import LogClosedError, LogcoreError, LogDir, Receipt, TopicExistsError, TopicNotFoundError, open_dir
+from logcore import LogClosedError, LogcoreError, LogDir, Receipt, TopicNotFoundError, open_dir
 from logcore.checkpoint import Key
 from logcore.fs import OS, Lock, OsFS
 from logcore.kernels import TopicRecord
@@ -213,9 +213,7 @@ class Kafka:
         it is not there, with as many partitions as the broker gives to new ones.
         """
         real = self.topic(topic)
-        if real not in self.logdir:
-            with contextlib.suppress(TopicExistsError):  # a client was faster
-                self.logdir.create_topic(real, self.server.server.settings.num_partitions)
+        self.logdir.ensure_topic(real, self.server.server.settings.num_partitions)
         receipt = self.logdir.append(real, value, **options)
 
         def wake() -> None:

@@ -246,7 +246,7 @@ class TransactionHost:
             return
         self._state.hear(now_ms)
         self._state.timers.at(now_ms + EXPIRY_CHECK_MS, partial(self._check_expiry, coordinator))
-        self._act(coordinator.expire(now_ms))
+        self._act(coordinator.expire(self._state.logdir.trusted_ms(now_ms)))
 
     # -- requests
 

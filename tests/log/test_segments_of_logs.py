@@ -282,7 +282,7 @@ def test_what_each_call_asks_of_the_disk() -> None:
         (
             log.close,
             "fsync 005.index; pwrite 005.timeindex; fsync 005.timeindex; sync_dir /t-0; replace 006.snapshot; "
-            "unlink logcore.durable; replace /.kafka_cleanshutdown",
+            "unlink logcore.durable; replace /logcore.clock; replace /.kafka_cleanshutdown",
         ),
     ]
     for at, (call, expected) in enumerate(calls):

@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import logcore
-from logcore import recordbatch
+from logcore import recordbatch, retention
 from logcore.index import TXN_ENTRY
 from logcore.log import Log
 from logcore.partition.producers import Producers, SequencedBatch, last_sequence, snapshot_entries
@@ -379,6 +379,9 @@ def test_a_retry_of_batches_without_a_time_is_known_after_opening(end: str) -> N
     untimed = recordbatch.encode([(b"k", b"v")], producer_id=7, producer_epoch=0, base_sequence=0)
     log = logcore.open("t-0", create=True, fs=disk)
     log.append_batch(untimed)
+    if end == "kill":
+        disk.advance(retention.FIRST_CHECK_MS)
+        log.tick()  # keeps the clock on disk, as closing does
     getattr(log if end == "close" else disk, end)()
     for _ in range(2):
         with logcore.open("t-0", fs=disk) as log:

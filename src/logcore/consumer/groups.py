@@ -42,7 +42,7 @@ from logcore.coordination.effects import (
 from logcore.coordination.group import Group
 from logcore.coordination.offsets import forget_topics
 from logcore.coordination.timers import Timers
-from logcore.errors import ConsumerStateError, DurabilityUnknownError, LogcoreError, TopicExistsError
+from logcore.errors import ConsumerStateError, DurabilityUnknownError, LogcoreError
 from logcore.format.grouprecords import RECORD_HEAD_BYTES, Committed, partition_of
 from logcore.fs import FS
 from logcore.groupoffsets import OFFSETS_CONFIG, stored_groups
@@ -65,10 +65,11 @@ class Directory(Protocol):
     @property
     def path(self) -> str: ...
     def __contains__(self, topic: object) -> bool: ...
-    def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None) -> None: ...
+    def ensure_topic(self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None) -> bool: ...
     def partitions(self, name: str) -> tuple[int, ...]: ...
     def partition(self, topic: str, number: int) -> Log: ...
     def open_again(self, topic: str, number: int) -> Log: ...
+    def trusted_ms(self, wall_ms: int) -> int: ...
 
 
 class Answer:
@@ -84,9 +85,7 @@ class Answer:
 
 def home_of(directory: Directory, group_id: str) -> tuple[str, int]:
     """The partition that a group's offsets are in, made if there is none. Raises what making it raises."""
-    if OFFSETS_TOPIC not in directory:
-        with contextlib.suppress(TopicExistsError):
-            directory.create_topic(OFFSETS_TOPIC, 1, OFFSETS_CONFIG)
+    directory.ensure_topic(OFFSETS_TOPIC, 1, OFFSETS_CONFIG)
     return OFFSETS_TOPIC, partition_of(group_id, directory.partitions(OFFSETS_TOPIC)[-1] + 1)
 
 
@@ -320,7 +319,7 @@ class Groups:
 
     def expire_offsets(self) -> None:
         """Deletes what was committed and kept long enough; to be called every EXPIRY_CHECK_MS or so."""
-        self._do(self._coordinator.expire_offsets)
+        self._do(lambda now_ms: self._coordinator.expire_offsets(self._directory.trusted_ms(now_ms)))
 
     def look(self) -> None:
         """Notices deadlines that have passed."""

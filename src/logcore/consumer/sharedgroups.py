@@ -343,8 +343,12 @@ class SharedGroups:
 
     def expire_offsets(self) -> None:
         """Deletes expired offsets. Any process may call it, about every EXPIRY_CHECK_MS."""
+
+        def expire(coordinator: Coordinator, now_ms: int) -> list[Effect]:
+            return coordinator.expire_offsets(self._directory.trusted_ms(now_ms))
+
         for group in self.all():
-            self.step(group.group_id, lambda coordinator, now_ms: coordinator.expire_offsets(now_ms))
+            self.step(group.group_id, expire)
 
     def look(self) -> None:
         """Fetches answers, and acts on deadlines that have passed and processes that have died."""

@@ -32,8 +32,9 @@ from logcore.log import Log
 from logcore.names import partition_name
 from logcore.partition.seals import Progress
 from logcore.partition.segmentfiles import list_bases
-from logcore.retention import Clocks, Policy, kafka_rules, to_fit
+from logcore.retention import Policy, kafka_rules, to_fit
 from logcore.segment import Segment
+from logcore.trustedclock import JUMP_MS
 
 _HIGH_WATERMARK_MS: Final = 5_000  # Kafka: replica.high.watermark.checkpoint.interval.ms
 #: One tick() ends after so many actions that touch the disk, so many milliseconds of them, or so many logs.
@@ -127,11 +128,10 @@ class Upkeeper:
         self._make_lock()
         fs.after_fork(self._make_lock)  # a thread of the parent may hold it, and does not exist in the child
         self._agenda: Agenda[tuple[Key, Log]] = Agenda()  # logs to visit, and when; due() and put() under _agenda_lock
-        self._tick_clocks = Clocks(fs.now_ms(), fs.monotonic_ms())
+        self._clock_gap_ms = fs.now_ms() - fs.monotonic_ms()  # as of the last tick
         self._gathered: list[tuple[Key, Log, int]] = []  # recovery points to be written
         self._next_look_ms = fs.monotonic_ms()  # at the space that is taken and free
         self._to_visit: list[Key] = []  # partitions to look at for retention, open or not
-        self._clocks = Clocks(fs.now_ms(), fs.monotonic_ms())
         self._cleaning: tuple[Log, Generator[Progress, None, object]] | None = None
         self._cleaned_bytes = 0  # by the round under way
         self._cleaning_since_ms = 0
@@ -165,9 +165,11 @@ class Upkeeper:
         began_ms = self._fs.monotonic_ms()
         with self._agenda_lock:
             # The wall clock was set, so the times at which segments reach their age are wrong: ask every log again.
-            if not self._tick_clocks.agree(now_ms, began_ms):
+            gap_ms = now_ms - began_ms
+            if abs(gap_ms - self._clock_gap_ms) > JUMP_MS:
                 for item in self._directory.open_logs().items():
                     self._agenda.stir(item)
+            self._clock_gap_ms = gap_ms
             due = self._agenda.due(began_ms)
         visited = 0
         try:
@@ -219,6 +221,8 @@ class Upkeeper:
 
         For the holder of the directory's lock.
         """
+        assert self._claim is not None
+        now_ms = self._claim.clock.now_ms(now_ms)
         if self._watch_space(clock_ms, now_ms):
             return True
         self._visit(now_ms)
@@ -267,8 +271,6 @@ class Upkeeper:
             self._to_visit = [
                 (name, number) for name in self._directory.topics() for number in self._directory.partitions(name)
             ]
-            if not self._clocks.agree(now_ms, self._fs.monotonic_ms()):
-                self._to_visit = []
         if not self._to_visit:
             return
         name, number = self._to_visit.pop()
@@ -288,6 +290,8 @@ class Upkeeper:
             too_large = 0 <= config.retention_bytes < self._directory.size_bytes(name, number)
             age_ms = now_ms - Segment(self._fs, path, bases[0]).max_timestamp()
             if too_large or 0 <= config.retention_ms < age_ms:
+                assert self._claim is not None
+                self._claim.clock.save()
                 self._directory.partition(name, number).retain(now_ms, policy=self.settings.retention)
 
     def _compact(self, clock_ms: int, now_ms: int) -> bool:

@@ -408,6 +408,14 @@ def _dump_producer_ids(fs: FS, path: str) -> Iterator[Row]:
     yield {"type": "producer_ids", "given_below": end}
 
 
+def _dump_clock(fs: FS, path: str) -> Iterator[Row]:
+    content = _content(fs, path)
+    facts = checkpoint.unpack_checked(content)
+    if facts is None:
+        raise CorruptLogError("the clock file fails its CRC", path=path, found=repr(content[:80]))
+    yield {"type": "clock", **facts}
+
+
 #: Rows of a file that is no .log, by its kind. They raise CorruptLogError for one that cannot be understood.
 DUMPERS: Final[dict[str, Callable[[FS, str], Iterator[Row]]]] = {
     "index": _dump_index,
@@ -425,4 +433,5 @@ DUMPERS: Final[dict[str, Callable[[FS, str], Iterator[Row]]]] = {
     checkpoint.TOPICS: _dump_topics,
     checkpoint.GROUPS: _dump_groups,
     checkpoint.PRODUCER_IDS: _dump_producer_ids,
+    checkpoint.CLOCK: _dump_clock,
 }

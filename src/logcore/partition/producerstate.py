@@ -54,10 +54,15 @@ Sequenced = list[tuple[int, int, bool, SequencedBatch]]
 
 
 class ProducerState:
-    """The producers of the log in a directory. extent(): its segments and its end offset now."""
+    """The producers of the log in a directory. extent(): its segments and its end offset now. now_ms(): the trusted
+    time.
+    """
 
-    def __init__(self, fs: FS, path: str, extent: Callable[[], tuple[Sequence[Segment], int]]) -> None:
+    def __init__(
+        self, fs: FS, path: str, extent: Callable[[], tuple[Sequence[Segment], int]], now_ms: Callable[[], int]
+    ) -> None:
         self._fs = fs
+        self._now_ms = now_ms
         self._path = path
         self._extent = extent
         self._known: Producers | None = None  # None until the first known(), and after forget()
@@ -98,7 +103,7 @@ class ProducerState:
                 producers.add_facts(facts[facts["last_offset"] < end], coordinator_epochs(segment))
                 if why not in (layout.WALK_END, layout.WALK_LIMIT):
                     raise CorruptBatchError(layout.WALK_REASONS[why], path=segment.path, position=position)
-        producers.expire(self._fs.now_ms())
+        producers.expire(self._now_ms())
         return producers
 
     def adopt(self, facts: layout.Facts, segment: Segment) -> None:
@@ -217,7 +222,7 @@ class ProducerState:
         """Saves producers in a snapshot at the log end, and removes those that are not at the start of a segment."""
         if producers is None:
             return
-        producers.expire(self._fs.now_ms())
+        producers.expire(self._now_ms())
         segments, end = self._extent()
         with contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
             checkpoint.write(self._fs, self._path, file_name(end, SNAPSHOT), producers.pack())

@@ -2,8 +2,8 @@
 
 Rules:
 - No thread and no timer: tick() does what is due, and rest() says when it is to be called next.
-- The wall clock tells how old records are, the monotonic clock when something is due. Where the two disagree, the wall
-  clock was set, and nothing is deleted by it.
+- The monotonic clock decides when something is due. Records are as old as the trusted time says (trustedclock.py), so
+  a wall clock that is set ahead deletes nothing.
 - A sync waits outside the log's lock, so that others append meanwhile.
 
 This module deletes by policies that are given to it (logcore.retention), and does not know other logs.
@@ -34,7 +34,6 @@ class Upkeep:
         self._policy: retention.Policy = retention.kafka_rules
         self._committed: Callable[[], Mapping[str, int]] = dict
         clock_ms = writer.fs.monotonic_ms()
-        self._clocks = retention.Clocks(writer.fs.now_ms(), clock_ms)
         self._next_retention_ms = clock_ms + retention.FIRST_CHECK_MS
 
     def tick(self, now_ms: int | None = None) -> bool:
@@ -185,19 +184,19 @@ class Upkeep:
             return count
 
     def _retain_when_due(self, clock_ms: int, now_ms: int | None) -> bool:
-        """Retention every five minutes, but not by a wall clock that was set meanwhile."""
+        """Retention every five minutes, by the trusted time."""
         if clock_ms < self._next_retention_ms:
             return False
-        if now_ms is None:
-            wall_ms = self._writer.fs.now_ms()
-        else:
-            wall_ms = now_ms
         self._next_retention_ms = clock_ms + retention.CHECK_MS
-        # Of several processes one deletes; and none after the wall clock was set, until the next check agrees again.
-        if not self._clocks.agree(wall_ms, clock_ms) or not self._writer.claim.takes_care():
+        claim = self._writer.claim
+        if not claim.takes_care():  # of several processes one deletes
             return False
+        if now_ms is None:
+            now_ms = self._writer.fs.now_ms()
+        now_ms = claim.clock.now_ms(now_ms)
+        claim.clock.save()
         with self._writer.state.lock:
-            self._writer.producers.expire(wall_ms)
+            self._writer.producers.expire(now_ms)
         # Kafka's own rules ask no group, and what groups have committed takes reading a whole topic.
         if self._policy is not retention.kafka_rules:
             committed = self._committed()

@@ -174,7 +174,12 @@ class Writer(Appender):
         self.epochs = opened.epochs
         self.leader_epoch = opened.epochs[-1][0]
         self.notes = opened.notes
-        self.producers = ProducerState(self.fs, self.path, lambda: (self.state.segments, self.state.end))
+        self.producers = ProducerState(
+            self.fs,
+            self.path,
+            lambda: (self.state.segments, self.state.end),
+            lambda: self.claim.clock.now_ms(self.fs.now_ms()),
+        )
         self.followed: Transactions | None = None
         self.lacks_aborted = False
 

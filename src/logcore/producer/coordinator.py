@@ -16,7 +16,6 @@ transactions that a broker of this process coordinates (netshim).
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 from collections import deque
@@ -48,7 +47,6 @@ from logcore.errors import (
     LogcoreError,
     ProducerStateError,
     ResourceError,
-    TopicExistsError,
     TopicNotFoundError,
 )
 from logcore.format.grouprecords import partition_of
@@ -89,10 +87,11 @@ class Directory(Protocol):
     def was_clean(self) -> bool: ...
     def topics(self) -> list[str]: ...
     def __contains__(self, topic: object) -> bool: ...
-    def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None) -> None: ...
+    def ensure_topic(self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None) -> bool: ...
     def partitions(self, name: str) -> tuple[int, ...]: ...
     def partition(self, topic: str, number: int) -> Log: ...
     def open_again(self, topic: str, number: int) -> Log: ...
+    def trusted_ms(self, wall_ms: int) -> int: ...
     def next_producer_id(self) -> int: ...
 
 
@@ -162,7 +161,7 @@ class TransactionCoordinator:
         if now_ms - self._expired_ms < EXPIRY_CHECK_MS:
             return []
         self._expired_ms = now_ms
-        return self._machine.expire(now_ms)
+        return self._machine.expire(self._directory.trusted_ms(now_ms))
 
     def end(self, transactional_id: str, *, commit: bool) -> None:
         """Ends the open transaction of an id for its producer. Raises InvalidTransactionStateError where none is open,
@@ -288,9 +287,7 @@ class TransactionCoordinator:
 
     def _home(self, transactional_id: str) -> Log:
         """The log that the records of an id are in."""
-        if TRANSACTIONS_TOPIC not in self._directory:
-            with contextlib.suppress(TopicExistsError):
-                self._directory.create_topic(TRANSACTIONS_TOPIC, 1, TRANSACTIONS_CONFIG)
+        self._directory.ensure_topic(TRANSACTIONS_TOPIC, 1, TRANSACTIONS_CONFIG)
         return self._opened(partition_of(transactional_id, len(self._numbers())))
 
     # -- effects

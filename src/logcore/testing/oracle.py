@@ -475,7 +475,7 @@ def check_memory(log: Log) -> None:
         assert stored == bytes(index.data), f"the transaction index of {segment} is not what its batches say"
     with state.lock:
         remembered = log.writer.producers.known()
-        replayed_producers.expire(log.writer.fs.now_ms())
+        replayed_producers.expire(log.writer.claim.clock.now_ms(log.writer.fs.now_ms()))
     assert remembered.open_transactions() == replayed_producers.open_transactions(), "open transactions"
     assert remembered.last_batches() == replayed_producers.last_batches(), "what producers wrote last"
 

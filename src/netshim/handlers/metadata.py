@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from logcore import InvalidNameError, LogcoreError, TopicExistsError
+from logcore import InvalidNameError, LogcoreError
 from logcore.groupoffsets import OFFSETS_CONFIG
 from logcore.names import OFFSETS_TOPIC, check_topic_name, is_topic_name
 from netshim import wire
@@ -124,12 +124,11 @@ def _make_topics(names: list[str], state: State, call: Call) -> dict[str, int]:
     for name in names:
         try:
             if name == OFFSETS_TOPIC:
-                state.logdir.create_topic(name, state.settings.offsets_partitions, OFFSETS_CONFIG)
+                is_new = state.logdir.ensure_topic(name, state.settings.offsets_partitions, OFFSETS_CONFIG)
             else:
-                state.logdir.create_topic(name, state.settings.num_partitions)
-            state.journal.changed(call, name, "created since it was asked for")
-        except TopicExistsError:  # another client was faster
-            pass
+                is_new = state.logdir.ensure_topic(name, state.settings.num_partitions)
+            if is_new:
+                state.journal.changed(call, name, "created since it was asked for")
         except LogcoreError as error:
             failures[name] = code_of(error)
     return failures

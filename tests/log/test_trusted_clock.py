@@ -1,0 +1,109 @@
+"""Trusted time: a wall clock that is set ahead deletes nothing, now or after a restart."""
+
+from __future__ import annotations
+
+import pytest
+
+import logcore
+from logcore import checkpoint
+from logcore.testing import SimulatedDisk
+from logcore.trustedclock import HOLD_MS, JUMP_MS, Reading, Trust, judge
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+MINUTE_MS = 60_000
+START = Reading(1_700_000_000_000, 50_000, "a")
+
+
+def later(reading: Reading, passed_ms: int, *, wall_ms: int | None = None, boot: str = "a") -> Reading:
+    """A reading after some time. wall_ms: how far the wall clock went, if that differs."""
+    wall_ms = passed_ms if wall_ms is None else wall_ms
+    return Reading(reading.wall_ms + wall_ms, reading.monotonic_ms + passed_ms, boot)
+
+
+@pytest.mark.parametrize("passed_ms", [0, 1, MINUTE_MS, 400 * DAY_MS])
+@pytest.mark.parametrize("gap_ms", [0, JUMP_MS, -JUMP_MS])
+def test_clock_that_agrees_is_trusted(passed_ms: int, gap_ms: int) -> None:
+    now = later(START, passed_ms, wall_ms=passed_ms + gap_ms)
+    assert judge(Trust(START), now) == (Trust(now), now.wall_ms)
+
+
+@pytest.mark.parametrize("jump_ms", [JUMP_MS + 1, 30 * DAY_MS, -JUMP_MS - 1, -30 * DAY_MS])
+def test_clock_that_was_set_is_not_trusted_for_a_day(jump_ms: int) -> None:
+    trust = Trust(START)
+    for passed_ms in range(MINUTE_MS, HOLD_MS + MINUTE_MS, 5 * MINUTE_MS):
+        now = later(START, passed_ms, wall_ms=passed_ms + jump_ms)
+        trust, trusted_ms = judge(trust, now)
+        assert trusted_ms == min(now.wall_ms, START.wall_ms + passed_ms)
+        assert trust.trusted == START and trust.suspect is not None
+    now = later(START, HOLD_MS + MINUTE_MS, wall_ms=HOLD_MS + MINUTE_MS + jump_ms)
+    assert judge(trust, now) == (Trust(now), now.wall_ms)
+
+
+def test_clock_that_is_set_right_again_is_trusted_at_once() -> None:
+    trust, _ = judge(Trust(START), later(START, MINUTE_MS, wall_ms=30 * DAY_MS))
+    now = later(START, 2 * MINUTE_MS)
+    assert judge(trust, now) == (Trust(now), now.wall_ms)
+
+
+def test_suspect_clock_that_moves_back_starts_the_day_again() -> None:
+    trust, _ = judge(Trust(START), later(START, MINUTE_MS, wall_ms=30 * DAY_MS))
+    first = later(START, DAY_MS, wall_ms=3 * DAY_MS)
+    trust, _ = judge(trust, first)
+    assert trust.suspect == first
+
+
+def test_after_reboot_a_long_gap_is_trusted_after_a_day_of_wall_clock() -> None:
+    """A job that runs once a day on a machine that is started for it deletes with a day's delay."""
+    boots = [Reading(START.wall_ms + day * DAY_MS, 5_000, f"boot {day}") for day in range(4)]
+    trust = Trust(START)
+    found = []
+    for boot in boots[1:]:
+        trust, trusted_ms = judge(trust, boot)
+        found.append(trusted_ms == boot.wall_ms)
+    assert found == [False, True, False]
+
+
+def aged(disk: SimulatedDisk) -> logcore.Log:
+    return logcore.open("/data/t-0", create=True, config={"retention.ms": 7 * DAY_MS, "segment.bytes": 300}, fs=disk)
+
+
+def rounds(disk: SimulatedDisk, log: logcore.Log, minutes: int) -> None:
+    for _ in range(minutes):
+        disk.advance(MINUTE_MS)
+        log.tick()
+
+
+@pytest.mark.parametrize("restart", ["none", "process", "reboot"])
+def test_clock_set_ahead_deletes_no_young_records(restart: str) -> None:
+    """One round was skipped, and the next one took the new time for true: records of five minutes were deleted. After a
+    restart with the wrong clock, the first round deleted them.
+    """
+    disk = SimulatedDisk()
+    log = aged(disk)
+    for _ in range(20):
+        log.append(b"x" * 50)
+    rounds(disk, log, 6)
+    if restart != "none":
+        log.close()
+    if restart == "reboot":
+        disk = next(disk.after_crash(limit=1))
+    disk.set_wall_clock(disk.now_ms() + 30 * DAY_MS)
+    if restart != "none":
+        log = aged(disk)
+    rounds(disk, log, 12 * 60)
+    assert log.log_start_offset == 0
+    rounds(disk, log, 13 * 60)
+    assert log.log_start_offset == 20, "a clock that is steady for a day is believed"
+    log.close()
+
+
+@pytest.mark.parametrize("content", [b"", b"00000000 {}\n", b"garbage", None])
+def test_damaged_clock_file_is_no_error(content: bytes | None) -> None:
+    disk = SimulatedDisk()
+    with aged(disk) as log:
+        log.append(b"x")
+        rounds(disk, log, 6)
+    disk.put(f"/data/{checkpoint.CLOCK}", content)
+    with aged(disk) as log:
+        assert [record.value for record in log.read(0)] == [b"x"]
