@@ -14,6 +14,15 @@ import logcore
 from logcore.fs import FS
 from logcore.staging.publishing import Staging
 from support.afterfaults import Ledger, Story, explore, persist
+from support.afterfaultstories import (
+    CommitStory,
+    DirectoryStory,
+    LogStory,
+    MirrorStory,
+    ProducerStory,
+    RegistryStory,
+    TransactionStory,
+)
 from support.staged import PARTITIONS, SMALL, create, publish, rows, values
 
 PATH = Path("/srv/data")
@@ -28,6 +37,10 @@ class StagedWrite:
         self.ledger = Ledger()
         self.attempts = 0
         self.is_done = False
+
+    @property
+    def achieved(self) -> int:
+        return self.ledger.count + self.is_done
 
     def prepare(self, fs: FS) -> None:
         create(PATH, self.config, fs=fs)
@@ -83,6 +96,17 @@ class StagedWrite:
 
 
 STORIES: dict[str, Callable[[], Story]] = {
+    "log, group": LogStory,
+    "log, always": lambda: LogStory("always"),
+    "directory": DirectoryStory,
+    "directory, shared": lambda: DirectoryStory(shared=True),
+    "producer": ProducerStory,
+    "commit": CommitStory,
+    "commit, shared": lambda: CommitStory(shared=True),
+    "transactions": TransactionStory,
+    "transactions, shared": lambda: TransactionStory(shared=True),
+    "registry": RegistryStory,
+    "mirror": MirrorStory,
     "staged, appended": lambda: StagedWrite(None),
     "staged, moved": lambda: StagedWrite(SMALL),
 }

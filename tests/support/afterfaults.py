@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 import attrs
 
-from logcore.errors import LogcoreError
+from logcore.errors import InvalidConfigError, LogcoreError
 from logcore.fs import FS
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
 
@@ -40,6 +40,10 @@ class Ledger:
         work()
         self.acked.setdefault(place, []).extend(values)
 
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.acked.values()))
+
     def check(self, place: str, found: Sequence[bytes | None], *, lost: bool = False) -> None:
         """Compare the values of a place. lost: acknowledged values need not be there, as after durability="os"."""
         acked = self.acked.get(place, [])
@@ -57,7 +61,12 @@ class Ledger:
 
 
 class Story(Protocol):
-    """prepare: runs without faults. run: meets them. judge: after the disk works again, or on a disk after a crash."""
+    """prepare: runs without faults. run: meets them. judge: after the disk works again, or on a disk after a crash.
+    achieved: how much was acknowledged.
+    """
+
+    @property
+    def achieved(self) -> int: ...
 
     def prepare(self, fs: FS) -> None: ...
     def run(self, fs: FS) -> None: ...
@@ -69,6 +78,8 @@ def persist(work: Callable[[], object], repair: Callable[[], object] = lambda: N
     for _ in range(ATTEMPTS):
         try:
             work()
+        except InvalidConfigError:  # a mistake in the story
+            raise
         except LogcoreError:
             try:
                 repair()
@@ -79,8 +90,16 @@ def persist(work: Callable[[], object], repair: Callable[[], object] = lambda: N
     return False
 
 
+class BusyDisk(SimulatedDisk):
+    """A disk on which time passes while programs wait: each look at the monotonic clock takes 100 ms."""
+
+    def monotonic_ms(self) -> int:
+        self.advance(100)
+        return super().monotonic_ms()
+
+
 def prepared(make: Callable[[], Story]) -> tuple[SimulatedDisk, Story]:
-    disk = SimulatedDisk()
+    disk = BusyDisk()
     story = make()
     story.prepare(disk)
     disk.write_back()
@@ -96,6 +115,7 @@ def calls(make: Callable[[], Story]) -> int:
     story.run(disk)
     disk.faults = None
     story.judge(disk, is_crash=False)
+    assert story.achieved > 1, "a story that does nothing tests nothing"
     return counter.count
 
 

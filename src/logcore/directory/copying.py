@@ -33,8 +33,8 @@ def copy_log(log: Log, directory: str, at_offset: int | None = None) -> int:
     OffsetOutOfRangeError outside [log start, high watermark], CompactionAbandonedError (retriable) when the log is
     truncated meanwhile, and what reading and writing raise.
     """
-    # Before the high watermark is read, which a sync may move: records that were acknowledged at "os" belong to the copy.
-    # It also makes the files durable that the recovery point of the copy will call durable.
+    # Before the high watermark is read, because a sync moves it: records acknowledged at "os" belong to the copy too.
+    # The recovery point of the copy will call these files durable.
     log.flush()
     with rewriting_of(log) as view:
         if at_offset is None:

@@ -42,16 +42,16 @@ class ShownEnd:
         if keeps and fs.exists(self._path):
             self._handle = fs.open(self._path, write=True)
             return
-        if not fs.exists(self._path):
-            # Written under another name and renamed: a reader that looks meanwhile would call an empty file damaged.
+        is_same = checkpoint.read(fs, self._directory, checkpoint.DURABLE_END) == content
+        if not is_same:
+            # Written under another name and renamed: a crash in the middle leaves the old file, and a reader never
+            # sees half of the new one.
             reserve = os.path.dirname(self._directory)
             checkpoint.write(fs, self._directory, checkpoint.DURABLE_END, content, reserve=reserve)
-            self._handle = fs.open(self._path, write=True)
-            return
         handle = fs.open(self._path, write=True)
         try:
-            fs.pwrite(handle, content, 0)
-            fs.fsync(handle)
+            if is_same:
+                fs.fsync(handle)  # the content of an old file may never have been synced
         except BaseException:
             fs.close(handle)
             raise
