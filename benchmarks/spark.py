@@ -34,8 +34,9 @@ import logcore
 from logcore.format.columns import input_column
 from logcore.fs import OS
 from logcore.kernels.checksum import crc32c
+from logcore.names import staging_path
 from logcore.staging.applying import apply_ready
-from logcore.staging.manifest import Manifest, staging_path
+from logcore.staging.manifest import Manifest
 from logcore.staging.publishing import Staging
 from logcore.staging.writing import StagedWriter
 

@@ -312,8 +312,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "state_before_the_files", "logcore/staging/applying.py",
-        "    _place_all(fs, directory, path, assigned)\n    # Readers",
-        "    write_state(fs, path, assigned)\n    _place_all(fs, directory, path, assigned)\n    # Readers",
+        "    _place_all(fs, directory, path, assigned)\n    # This file",
+        "    write_state(fs, path, assigned)\n    _place_all(fs, directory, path, assigned)\n    # This file",
         "staging/test_staging_crashes.py::test_a_crash_while_rolling_forward_is_rolled_forward",
     ),
     Mistake(
@@ -378,17 +378,17 @@ MISTAKES: Final = (
     Mistake(
         "retry_trusts_the_page_cache", "logcore/staging/applying.py",
         "        fs.pwrite(handle, ours, position)\n        fs.fsync(handle)\n",
-        "        if fs.size(handle) == position:\n            fs.pwrite(handle, ours, position)\n        fs.fsync(handle)\n",
-        "faults/test_continue_after_fault.py -k staged",
+        "        if fs.size(handle) == position:\n"
+        "            fs.pwrite(handle, ours, position)\n        fs.fsync(handle)\n",
+        "staging/test_staging_crashes.py -k failed_sync",
     ),
     Mistake(
-        "state_is_read_before_logs_are_opened", "logcore/staging/applying.py",
-        "        if _is_done(fs, path, manifest):\n            _clear(fs, path, manifest, READY)\n            return 1\n        places",
-        "        places",
-        "faults/test_continue_after_fault.py -k staged",
+        "unfinished_version_is_passed_over", "logcore/staging/applying.py",
+        "    waiting = _with_unfinished(fs, directory, path)\n", "    waiting = set[str]()\n",
+        "staging/test_staging_crashes.py -k 'published_again or later_version'",
     ),
     Mistake(
-        "empty_directory_counts_as_durable", "logcore/claiming.py",
+        "empty_directory_counts_as_durable", "logcore/checkpoint.py",
         "    if not fs.is_directory(path) or not fs.listdir(path):\n",
         "    if not fs.is_directory(path):\n",
         "faults/test_durable_names.py",
@@ -417,9 +417,9 @@ MISTAKES: Final = (
         "spark/test_sink_crashes.py -k without_a_name",
     ),
     Mistake(
-        "parts_of_a_large_write_are_shown", "logcore/staging/applying.py",
-        "                    targets[key].hold_back()\n", "                    pass\n",
-        "spark/test_sink_kills.py -k killed_at_any",
+        "parts_of_a_write_are_shown", "logcore/partition/looking.py",
+        "        if staged is not None:\n            end =", "        if False:\n            end =",
+        "staging/test_staging_crashes.py -k whole",
     ),
     # -- local writes, gathered
     Mistake(

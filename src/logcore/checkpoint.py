@@ -19,13 +19,13 @@ import re
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import attrs
 
 from logcore.config import INT32_MAX, INT64_MAX, Durability
-from logcore.errors import DiskFullError, InvalidConfigError, LogcoreError
+from logcore.errors import DiskFullError, InvalidConfigError, LogcoreError, LogNotFoundError, StorageWriteError
 from logcore.fs import FS, opened
 
 #: (topic, partition)
@@ -74,6 +74,52 @@ _MAX_SIZE: Final = 64 << 20  # a checkpoint of a million partitions; anything la
 _DURABLE: Final = struct.Struct(">8sI")
 
 
+def ensure_directory(fs: FS, path: str) -> None:
+    """Makes a directory unless it exists, and makes sure that its name survives a power cut. Raises StorageWriteError.
+
+    An empty directory is treated as new: the process that created it may have been killed before it synced the name, or
+    that sync may have failed. A process that creates a directory puts nothing into it before the name is durable.
+    """
+    if not fs.is_directory(path) or not fs.listdir(path):
+        make_directories(fs, path)
+
+
+def make_directories(fs: FS, path: str) -> None:
+    """Like mkdir -p, and makes each new name durable in its parent."""
+    parent = os.path.dirname(path)
+    if parent not in ("", path):
+        ensure_directory(fs, parent)
+    is_new = True
+    try:
+        fs.mkdir(path)
+    except FileExistsError:
+        if not fs.is_directory(path):
+            raise StorageWriteError("the directory cannot be made: there is a file of that name", path=path) from None
+        is_new = False
+    except FileNotFoundError as error:
+        raise StorageWriteError("the directory cannot be made: not here", path=path) from error
+    except StorageWriteError as error:
+        error.reason = f"the directory cannot be made: {error.reason}"
+        raise
+    try:
+        fs.sync_dir(parent)
+    except StorageWriteError as error:
+        # The parent of a directory that an administrator made for us may be closed to us. We cannot have made it.
+        if is_new or not isinstance(error.__cause__, PermissionError):
+            raise
+
+
+@contextlib.contextmanager
+def expecting_directory(fs: FS, directory: str) -> Generator[None, None, None]:
+    """Turns the FileNotFoundError of a directory that was removed while it was open into LogNotFoundError."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if fs.is_directory(directory):
+            raise
+        raise LogNotFoundError("the directory was removed while it was open", path=directory) from error
+
+
 def write(
     fs: FS, directory: str, name: str, content: bytes, *, reserve: str | None = None, temporary: str | None = None
 ) -> None:
@@ -87,7 +133,7 @@ def write(
     if temporary is None:
         temporary = path + ".tmp"
     try:
-        with opened(fs, temporary, write=True, create=True) as handle:
+        with expecting_directory(fs, directory), opened(fs, temporary, write=True, create=True) as handle:
             fs.truncate(handle, 0)
             fs.pwrite(handle, content, 0)
             fs.fsync(handle)
@@ -420,9 +466,8 @@ def unpack_checked(content: bytes) -> dict[str, Any] | None:
 class ShownEnd(NamedTuple):
     """Up to where readers in other processes may read.
 
-    offset: -1 where the file is damaged. is_replicated: whether it is a high watermark that replication moves, or one
-    that a staged write holds back, which may lie anywhere in the log; else it is the durable end, which lies in the
-    last segment.
+    offset: -1 where the file is damaged. is_replicated: whether it is a high watermark that replication moves, which
+    may be anywhere in the log; else it is the durable end, which is in the last segment.
     """
 
     offset: int

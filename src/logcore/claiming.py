@@ -17,7 +17,6 @@ from logcore import checkpoint
 from logcore.bytelocks import DIRECTORY_BYTE, TRANSACTIONS_BYTE, ByteLock, Presence
 from logcore.checkpoint import OffsetCheckpoints
 from logcore.claim import Claim, Common
-from logcore.errors import StorageWriteError
 from logcore.fs import FS, SharedFS
 from logcore.trustedclock import TrustedClock
 
@@ -89,38 +88,3 @@ def _take_marker(fs: FS, directory: str) -> bool:
         fs.sync_dir(directory)
         return True
     return not any(fs.is_directory(os.path.join(directory, name)) for name in fs.listdir(directory))
-
-
-def ensure_directory(fs: FS, path: str) -> None:
-    """Makes a directory unless it exists, and makes sure that its name survives a power cut. Raises StorageWriteError.
-
-    An empty directory is treated as new: the process that created it may have been killed before it synced the name, or
-    that sync may have failed. A process that creates a directory puts nothing into it before the name is durable.
-    """
-    if not fs.is_directory(path) or not fs.listdir(path):
-        make_directories(fs, path)
-
-
-def make_directories(fs: FS, path: str) -> None:
-    """Like mkdir -p, and makes each new name durable in its parent."""
-    parent = os.path.dirname(path)
-    if parent not in ("", path):
-        ensure_directory(fs, parent)
-    is_new = True
-    try:
-        fs.mkdir(path)
-    except FileExistsError:
-        if not fs.is_directory(path):
-            raise StorageWriteError("the directory cannot be made: there is a file of that name", path=path) from None
-        is_new = False
-    except FileNotFoundError as error:
-        raise StorageWriteError("the directory cannot be made: not here", path=path) from error
-    except StorageWriteError as error:
-        error.reason = f"the directory cannot be made: {error.reason}"
-        raise
-    try:
-        fs.sync_dir(parent)
-    except StorageWriteError as error:
-        # The parent of a directory that an administrator made for us may be closed to us. We cannot have made it.
-        if is_new or not isinstance(error.__cause__, PermissionError):
-            raise

@@ -31,8 +31,9 @@ import attrs
 import numpy as np
 
 from logcore import checkpoint, retention
+from logcore.checkpoint import ensure_directory
 from logcore.claim import Claim
-from logcore.claiming import claim_directory, ensure_directory
+from logcore.claiming import claim_directory
 from logcore.config import INT32_MAX, INT64_MAX, KEEPS_ALL, Durability, LogConfig
 from logcore.errors import (
     InvalidConfigError,
@@ -808,7 +809,8 @@ class Log(LogReader):
         writer = self.writer
         with self._state.lock:
             writer.check_writable_locked()
-            truncate_locked(writer, operator.index(offset), epochs.cut_end)
+            with checkpoint.expecting_directory(writer.fs, writer.path):
+                truncate_locked(writer, operator.index(offset), epochs.cut_end)
 
     def scrub(self) -> seals.ScrubReport:
         """Reads every byte from the disk, and reports what is damaged.

@@ -21,9 +21,9 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack, overload
 
-from logcore.checkpoint import Key
+from logcore.checkpoint import Key, ensure_directory, expecting_directory
 from logcore.claim import Claim
-from logcore.claiming import claim_directory, ensure_directory
+from logcore.claiming import claim_directory
 from logcore.config import Durability, LogConfig
 from logcore.coordinators import Coordinators, first_free_producer_id
 from logcore.deletions import Deletions
@@ -840,7 +840,8 @@ class LogDir:
 
     def space(self) -> tuple[int, int]:
         """(total, free) bytes of the file system with the directory."""
-        return self._fs.total_bytes(self.path), self._fs.free_bytes(self.path)
+        with expecting_directory(self._fs, self.path):
+            return self._fs.total_bytes(self.path), self._fs.free_bytes(self.path)
 
     @property
     def was_clean(self) -> bool:

@@ -31,6 +31,9 @@ TXN_INDEX: Final = ".txnindex"
 SNAPSHOT: Final = ".snapshot"
 SEAL: Final = ".seal"
 INDEXES: Final = (INDEX, TIME_INDEX, TXN_INDEX)
+#: In the staging directory: a staged write that has offsets, and the last version of an application that is visible.
+ASSIGNED: Final = ".assigned"
+STATE: Final = ".state"
 #: What belongs to a segment, in the order in which compaction renames it (storage format section 9.7).
 SEGMENT_FILES: Final = (LOG, *INDEXES, SEAL)
 #: All that follows a base offset.
@@ -206,3 +209,8 @@ def quarantined_position(name: str) -> int | None:
 
 def _is_digits(stem: str) -> bool:
     return len(stem) == 20 and stem.isascii() and stem.isdigit()
+
+
+def staging_path(directory: str) -> str:
+    """The directory beside a log directory: inside it Kafka would take any directory for a partition."""
+    return directory.rstrip("/") + ".staging"

@@ -26,7 +26,7 @@ import attrs
 
 import logcore
 from logcore import checkpoint
-from logcore.claiming import make_directories
+from logcore.checkpoint import make_directories
 from logcore.config import LogConfig
 from logcore.errors import CorruptLogError, InvalidConfigError, LogcoreError, StorageWriteError
 from logcore.fs import FS, OS

@@ -24,7 +24,13 @@ import attrs
 from pyspark.sql.datasource import WriterCommitMessage
 
 import logcore
-from logcore.errors import CorruptLogError, InvalidConfigError, LogcoreError, LogLockedError
+from logcore.errors import (
+    CorruptLogError,
+    InvalidConfigError,
+    LogcoreError,
+    LogLockedError,
+    StorageWriteError,
+)
 from logcore.fs import FS, OS
 from logcore.names import check_topic_name
 from logcore.staging.applying import apply_ready
@@ -176,8 +182,12 @@ def carry_out(fs: FS, staging: Staging, app_id: str, version: int, txid: str, ti
             try:
                 with logcore.open_dir(staging.directory, fs=fs) as directory:
                     apply_ready(fs, directory)
+                    failures = [incident for incident in directory.incidents() if incident.work == "staging"]
                 if staging.outcome(app_id, version) == "done":
                     return
+                if failures:  # opening the directory met it, for example a full disk
+                    cause = failures[-1]
+                    raise StorageWriteError(f"the write could not be placed: {cause.kind}: {cause.reason}")
                 raise CorruptLogError("the write was neither carried out nor refused", path=staging.path)
             except LogLockedError as error:
                 if staging.outcome(app_id, version) == "done":

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -905,3 +906,43 @@ def test_a_partition_is_found_among_many_without_a_walk():
         Counted.compared = 0
         assert Counted(400) in numbers
         assert 0 < Counted.compared < 20
+
+
+def test_removed_directory_raises_errors_of_the_library_only(tmp_path: Path) -> None:
+    """Methods raised a bare FileNotFoundError, and close() did, after another program had removed the directory."""
+    data = logcore.open_dir(tmp_path / "data", create=True)
+    data.create_topic("t")
+    data.append("t", b"x", partition=0)
+    log = data.partition("t", 0)
+    shutil.rmtree(tmp_path / "data")
+    calls: list[Callable[[], object]] = [
+        data.tick,
+        data.refresh,
+        data.space,
+        data.next_producer_id,
+        log.roll,
+        log.flush,
+        log.scrub,
+        log.retain,
+        lambda: log.truncate(0),
+        lambda: log.delete_records(1),
+        lambda: log.reconfigure({}),
+        lambda: data.create_topic("u"),
+        lambda: data.alter_topic("t", {"retention.ms": "1"}),
+        lambda: data.add_partitions("t", 2),
+        lambda: data.size_bytes("t", 0),
+        lambda: data.snapshot(tmp_path / "copy"),
+        lambda: data.fork("t", None, "v"),
+        lambda: data.consumer(group_id="g"),
+        lambda: data.delete_topic("t"),
+    ]
+    failed = 0
+    for call in calls:
+        try:
+            call()
+        except logcore.LogcoreError:
+            failed += 1
+    assert failed > 5
+    with pytest.raises(logcore.LogcoreError, match="removed"):
+        data.close()
+    logcore.open_dir(tmp_path / "data", create=True).close()

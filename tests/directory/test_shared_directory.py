@@ -312,3 +312,17 @@ def test_close_with_unusable_lock_record_releases_the_claim(operation: str, code
     disk.faults = None
     with logcore.open_dir("/data", fs=disk, shared=True) as again:
         assert [again.append(topic, b"2", partition=0).offset for topic in ("a", "b")] == [1, 1]
+
+
+def test_topic_of_open_transaction_deleted_elsewhere_stops_no_later_transaction(data: LogDir, other: Other) -> None:
+    """The markers of the first transaction could not be written, and every later transaction failed until tick()."""
+    data.create_topic("u")
+    with data.producer(transactional_id="x", max_block_ms=2_000, delivery_timeout_ms=2_000) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send("t", b"1", partition=0).result(60)
+        other.call(LogDir.delete_topic, "t")
+        producer.commit_transaction()
+        with producer.transaction():
+            producer.send("u", b"2")
+    assert [record.value for record in data.partition("u", 0).read(0, isolation="read_committed")] == [b"2"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import shutil
@@ -20,11 +21,14 @@ import pyspark
 import logcore
 from logcore.errors import CorruptLogError, InvalidConfigError, LogcoreError
 from logcore.fs import OS, OsFS
-from logcore.staging.manifest import Manifest, staging_path
+from logcore.names import staging_path
+from logcore.staging.manifest import Manifest
 from logcore.staging.publishing import Staging
+from logcore.testing import Fault, FaultPlan, SimulatedDisk
 from pyspark_logcore import staged, streamwriter
 from pyspark_logcore.identity import OtherDirectoryError
 from pyspark_logcore.streamwriter import LogcoreStreamWriter
+from support.staged import create, publish
 from support.tasks import frame, source, spark_types, write
 
 QUERY = "5a0c3a4e-query"
@@ -329,3 +333,16 @@ def test_a_stored_piece_that_rots_before_it_is_applied_is_refused(tmp_path: Path
     with pytest.raises(CorruptLogError, match="not what its task wrote"):
         one.outcome(QUERY, 0)
     assert content(path) == []
+
+
+def test_carry_out_on_a_full_disk_names_the_full_disk() -> None:
+    """Opening the directory placed the batch, and failed; the error then lacked its cause."""
+    disk = SimulatedDisk()
+    create(Path("/data"), fs=disk)
+    staging = publish(Path("/data"), "first", fs=disk)
+    disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*/t-0/*.log", times=None))
+    with pytest.raises(LogcoreError, match="no space left"):
+        staged.carry_out(disk, staging, "app", 0, "first", 0)
+    disk.faults = None
+    staged.carry_out(disk, staging, "app", 0, "first", 0)
+    assert staging.is_done("app", 0)

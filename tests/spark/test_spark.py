@@ -28,7 +28,7 @@ from pyspark.sql import functions as F
 
 import logcore
 import pyspark_logcore
-from logcore.staging.manifest import staging_path
+from logcore.names import staging_path
 
 pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).resolve().parents[2]

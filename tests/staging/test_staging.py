@@ -18,9 +18,10 @@ from logcore.config import LogConfig
 from logcore.errors import CorruptLogError, InvalidConfigError, LogFailedError, LogNotFoundError
 from logcore.fs import FS, OS, OsFS
 from logcore.inspect.verify import verify
+from logcore.names import staging_path
 from logcore.staging import applying, publishing
 from logcore.staging.applying import apply_ready
-from logcore.staging.manifest import Manifest, Place, manifest_name, read_manifest, read_state, staging_path
+from logcore.staging.manifest import Manifest, Place, manifest_name, read_manifest, read_state
 from logcore.staging.publishing import Staging
 from logcore.staging.writing import StagedWriter
 from support.staged import PARTITIONS, SMALL, column, create, manifest, publish, rows, stage, staged, values

@@ -7,17 +7,18 @@ disk. `make test` crashes in some operations, `make slow` in all, and judges mor
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 import logcore
-from logcore.errors import CorruptLogError
+from logcore.errors import CorruptLogError, LogcoreError, LogFailedError
 from logcore.inspect.verify import verify
-from logcore.staging.manifest import staging_path
+from logcore.names import staging_path
 from logcore.staging.publishing import Staging
-from logcore.testing import CrashState, Operation, SimulatedCrash, SimulatedDisk
+from logcore.testing import CrashState, Fault, FaultPlan, Operation, SimulatedCrash, SimulatedDisk
 from support.staged import PARTITIONS, SMALL, create, publish, rows, staged, values
 
 PATH = Path("/data")
@@ -119,6 +120,36 @@ def test_a_crash_at_any_operation_leaves_all_or_nothing(
     assert outcomes == {(0, 0), (COUNT, COUNT)}
 
 
+@pytest.mark.parametrize(("step", "limit"), [(7, 3), pytest.param(1, 40, marks=ALL)])
+@pytest.mark.parametrize("durability", ["group", "os"])
+@pytest.mark.parametrize("config", CONFIGS, ids=CONFIG_NAMES)
+def test_readers_after_any_crash_see_a_whole_write_or_none_of_it(
+    config: dict[str, str] | None, durability: str, step: int, limit: int
+) -> None:
+    """A driver that was killed between two partitions left readers in other processes with a part of the write, until
+    somebody opened the directory for writing.
+    """
+
+    def driven(crash_at: int | None) -> SimulatedDisk:
+        disk = SimulatedDisk()
+        create(PATH, config, fs=disk)
+        publish(PATH, "first", fs=disk, config=config, count=COUNT)
+        disk.operations.clear()
+        disk.crash_in(crash_at)
+        with contextlib.suppress(SimulatedCrash), logcore.open_dir(PATH, fs=disk, durability=durability) as directory:
+            directory.partition("t", 0).append(b"after", durability="disk")
+        return disk
+
+    outcomes = set()
+    for at in range(0, len(driven(None).operations), step):
+        disk = driven(at)
+        for state in disk.crash_states(limit=limit, seed=at):
+            counts = seen(state.disk())
+            assert counts in ([0, 0], [COUNT, COUNT]), f"operation {at}: {state.what}: {counts}"
+            outcomes.add(counts[0])
+    assert outcomes == {0, COUNT}
+
+
 def rename_at(operations: Sequence[Operation], suffix: str) -> int:
     """The number of the operation that gives a manifest its name."""
     return next(
@@ -192,3 +223,65 @@ def test_another_programs_records_are_not_overwritten(config: dict[str, str] | N
         assert directory.partition("t", 1).append(b"new").offset == 0
     with logcore.open_dir(PATH, fs=disk) as directory:
         assert directory.partition("t", 1).log_end_offset == 1
+
+
+def test_version_published_again_after_a_failed_placement_is_placed_once() -> None:
+    """A write failed while tick() placed the version. The driver gave up and published the version again. Opening the
+    failed log placed the first attempt, and tick() the second one, by a state that it had read before.
+    """
+    disk = SimulatedDisk()
+    create(PATH, fs=disk)
+    with logcore.open_dir(PATH, fs=disk) as service:
+        for partition in PARTITIONS:
+            service.partition("t", partition)
+        publish(PATH, "first", fs=disk, name="rows", count=COUNT)
+        disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*/t-0/*.log"))
+        service.tick()
+        publish(PATH, "second", fs=disk, name="rows", count=COUNT)
+        for partition in PARTITIONS:
+            with contextlib.suppress(LogFailedError):
+                service.partition("t", partition).close()
+        service.tick()
+    for partition in PARTITIONS:
+        assert values(PATH, partition, fs=disk) == [b"before", *rows("rows", partition, COUNT)]
+
+
+def test_later_version_waits_for_one_that_is_half_in_place() -> None:
+    """The state holds the last version only: with the later one done, the half of the earlier one was given up."""
+    disk = SimulatedDisk()
+    create(PATH, fs=disk)
+    with logcore.open_dir(PATH, fs=disk) as service:
+        publish(PATH, "one", fs=disk, version=1, count=COUNT)
+        disk.faults = FaultPlan(Fault("pwrite", errno.ENOSPC, path="*/t-0/*.log"))
+        service.tick()
+        publish(PATH, "two", fs=disk, version=2, count=COUNT)
+        service.tick()
+        assert Staging(disk, str(PATH)).outcome("app", 2) == "pending"
+    with logcore.open_dir(PATH, fs=disk):
+        pass
+    for partition in PARTITIONS:
+        found = values(PATH, partition, fs=disk)
+        assert found == [b"before", *rows("one", partition, COUNT), *rows("two", partition, COUNT)]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=CONFIG_NAMES)
+def test_retry_after_each_failed_sync_brings_the_records_to_the_disk(config: dict[str, str] | None) -> None:
+    """After a failed sync the page cache has the bytes and calls them clean. The retry found them there, wrote nothing,
+    and called the write done; a power cut took it.
+    """
+    failed = 0
+    for operation in ("fsync", "fdatasync", "sync_dir"):
+        for at in range(1, 30):
+            disk = SimulatedDisk()
+            create(PATH, config, fs=disk)
+            publish(PATH, "first", fs=disk, config=config, count=COUNT)
+            disk.faults = FaultPlan(Fault(operation, errno.EIO, at=at))
+            for _ in range(3):
+                with contextlib.suppress(LogcoreError), logcore.open_dir(PATH, fs=disk):
+                    pass
+            failed += len(disk.faults.hits)
+            for after in disk.after_crash(limit=6):
+                if Staging(after, str(PATH)).is_done("app", 0):
+                    with logcore.open_dir(PATH, fs=after):
+                        assert seen(after) == [COUNT, COUNT], f"{operation} {at}: {after}"
+    assert failed > 20

@@ -649,3 +649,10 @@ def test_hypothesis_is_not_needed_for_the_disk() -> None:
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=False)
     assert "logcore[testing]" in done.stdout, done.stdout + done.stderr
     assert not hasattr(__import__("logcore.testing").testing, "nothing_of_that_name")
+
+
+def test_failed_opening_of_lock_file_leaves_no_lock() -> None:
+    disk = SimulatedDisk(faults=FaultPlan(Fault("create", errno.ENOSPC, path="*/.lock")))
+    with pytest.raises(logcore.LogcoreError):
+        logcore.open_dir("/data", create=True, shared=True, fs=disk)
+    logcore.open_dir("/data", create=True, fs=disk).close()

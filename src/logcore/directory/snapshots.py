@@ -14,8 +14,7 @@ import uuid
 from typing import Final, Protocol
 
 from logcore import checkpoint
-from logcore.checkpoint import Key, OffsetCheckpoints
-from logcore.claiming import make_directories
+from logcore.checkpoint import Key, OffsetCheckpoints, make_directories
 from logcore.directory.copying import copy_log
 from logcore.directory.incidents import Incidents
 from logcore.directory.topics import remove_tree

@@ -27,9 +27,9 @@ import attrs
 import numpy as np
 
 from logcore import checkpoint
-from logcore.checkpoint import Key
+from logcore.checkpoint import Key, make_directories
 from logcore.claim import Claim
-from logcore.claiming import claim_directory, make_directories
+from logcore.claiming import claim_directory
 from logcore.config import INT64_MAX, LogConfig
 from logcore.errors import InvalidConfigError, LogcoreError, StorageReadError
 from logcore.fs import FS, OS, copy_range, opened
@@ -38,11 +38,13 @@ from logcore.inspect.searching import WALK_BATCHES, ZEROS, BadStretch, Extent, S
 from logcore.inspect.survey import partitions
 from logcore.kernels import kernel, layout
 from logcore.names import (
+    ASSIGNED,
     CLEANED,
     DELETED,
     LOG,
     QUARANTINE,
     SNAPSHOT,
+    STATE,
     SWAP,
     UNFINISHED,
     base_offset_of,
@@ -52,6 +54,7 @@ from logcore.names import (
     parse_partition_name,
     partition_of,
     quarantined_position,
+    staging_path,
     unfinished,
 )
 from logcore.partition import gaps, order
@@ -62,7 +65,7 @@ from logcore.partition.producerstate import coordinator_epochs
 from logcore.partition.segmentfiles import list_bases
 from logcore.partition.transactions import Transactions
 from logcore.segment import ActiveSegment, Segment
-from logcore.staging.manifest import ASSIGNED, CLAIM, DAMAGED, READY, REFUSED, STATE, Manifest, read_state, staging_path
+from logcore.staging.manifest import CLAIM, DAMAGED, READY, REFUSED, Manifest, read_state
 
 #: Files with batches that are not segments. If two can fill a gap, the one whose suffix comes first is used: the order
 #: is by how close the file was to being a segment.

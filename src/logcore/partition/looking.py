@@ -21,6 +21,7 @@ from logcore.names import LOG, SWAP, base_offset_of, bases_in
 from logcore.partition.noted import SETTLING_MS, NotedOffsets, begin
 from logcore.partition.scan import slot_of
 from logcore.partition.segmentfiles import list_bases, list_names, segments_gone
+from logcore.partition.stagedlimit import StagedLimit
 from logcore.partition.state import PartitionState
 from logcore.segment import GrowingSegment, PiecedSegment, Segment
 
@@ -40,6 +41,7 @@ class FileLook:
         self._path = path
         self._state = state
         self._noted = NotedOffsets(fs, path)
+        self._staged = StagedLimit(fs, path)
         self._listed_ms = -1  # when names in the directory had last changed, as the segments were listed
         self._has_shown_end = True  # whether a writer says up to where readers may read, at the last look
         self.is_end_noted = False
@@ -174,7 +176,7 @@ class FileLook:
         self._has_shown_end = shown is not None
         if shown is None:
             self.is_end_noted = False
-            self._state.visible = self._state.end
+            self._show(self._state.end)
             return
         limit = shown.offset
         is_replicated = shown.is_replicated
@@ -193,4 +195,11 @@ class FileLook:
                 # without a sync, so a power cut may bring it back as it was last synced.
                 limit = max(limit, self.noted(checkpoint.RECOVERY_POINT))
         self.is_end_noted = limit >= low
-        self._state.visible = max(low, min(self._state.end, limit))
+        self._show(max(low, min(self._state.end, limit)))
+
+    def _show(self, end: int) -> None:
+        """Sets the visible end. Called after the size of the last segment was read; see stagedlimit.py for why."""
+        staged = self._staged.get()
+        if staged is not None:
+            end = max(self._state.log_start, min(end, staged))
+        self._state.visible = end

@@ -59,14 +59,6 @@ class Adoption:
                 writer.commit.poison(error)
             raise
 
-    def hold_back(self) -> None:
-        """Readers in other processes are not to see any of several segments that come next, before show().
-
-        They take what lies before the last segment for shown, so they are told, durably, that the visible end may lie
-        anywhere.
-        """
-        self._writer.shown.hold_back(self._writer.state.visible)
-
     def take(self, bases: Sequence[int], end: int, size_bytes: int) -> None:
         """Takes note of records that were put behind the log's end, durably: in segments at bases, the last of which
         becomes the active one, or in the active segment.

@@ -29,7 +29,6 @@ class ShownEnd:
         self._path = os.path.join(directory, checkpoint.DURABLE_END)
         self._is_replicated = is_replicated
         self._handle = -1
-        self._is_held_back = False
 
     @property
     def is_open(self) -> bool:
@@ -66,23 +65,13 @@ class ShownEnd:
         """Raises what a write raises."""
         if self.is_open:
             self._fs.pwrite(self._handle, self._packed(end), 0)
-            if sync or self._is_held_back:  # else a power cut could bring back the limit that hold_back() synced
+            if sync:
                 self._fs.fsync(self._handle)
-                self._is_held_back = False
 
     def show_if_possible(self, end: int) -> None:
         """After an end that moved up: where there is no room to say so, readers see it when it moves next."""
         with contextlib.suppress(DiskFullError, StorageWriteError):
             self.show(end)
-
-    def hold_back(self, end: int) -> None:
-        """Lets readers believe only the end in the file, as in a replicated log; durably, until more is shown. Without
-        this they consider everything before the last segment as shown.
-        """
-        if self.is_open and not self._is_replicated:
-            self._is_held_back = True
-            self._fs.pwrite(self._handle, checkpoint.pack_shown_end(end, is_replicated=True), 0)
-            self._fs.fsync(self._handle)
 
     def close(self) -> None:
         handle = self._handle

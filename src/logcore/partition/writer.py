@@ -359,7 +359,8 @@ class Writer(Appender):
             return
         try:
             if self.commit.failure is None and (self.sharing is None or self.sharing.has_turn):
-                self._finish_locked()
+                with checkpoint.expecting_directory(self.fs, self.path):
+                    self._finish_locked()
         finally:
             try:
                 if self.commit.failure is not None:

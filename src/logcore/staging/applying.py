@@ -3,7 +3,8 @@
 Rules:
 - Every step may be done twice: offsets are absolute, a moved file does not exist any more where it was, and the segment
   to append to is first cut back to the position in the manifest.
-- Nothing of a manifest is shown before all partitions of it are in place.
+- Readers see a write in all partitions at once, when the state file of its application names its version: until then
+  the assigned manifest limits them (partition/stagedlimit.py).
 - A version at or below an application's state is done: its manifest and its files are removed, and that is success.
 
 This module works on files and on logs that are handed to it. It takes no lock of a directory, and starts nothing.
@@ -30,14 +31,13 @@ from logcore.errors import (
 from logcore.fs import FS, opened
 from logcore.kernels import kernel, layout
 from logcore.kernels.checksum import crc32c
-from logcore.names import INDEX, LOG, TIME_INDEX, file_name, partition_name
+from logcore.names import ASSIGNED, INDEX, LOG, TIME_INDEX, file_name, partition_name, staging_path
 from logcore.notices import ERROR, tell
 from logcore.partition.rewriting import adopting, save_recovery_points
 from logcore.partition.segmentfiles import list_bases
 from logcore.partition.writer import Writer
 from logcore.segment import GrowingSegment, Segment
 from logcore.staging.manifest import (
-    ASSIGNED,
     CLAIM,
     DAMAGED,
     READY,
@@ -51,7 +51,6 @@ from logcore.staging.manifest import (
     read_manifest,
     read_state,
     remove_tree,
-    staging_path,
     write_state,
 )
 
@@ -80,7 +79,6 @@ class Target(Protocol):
 
     def has_room(self, size: int, max_timestamp: int, last_offset: int) -> bool: ...
     def seal(self) -> None: ...
-    def hold_back(self) -> None: ...
     def take(self, bases: Sequence[int], end: int, size_bytes: int) -> None: ...
     def show(self) -> None: ...
     def fail(self, cause: BaseException) -> None: ...
@@ -257,19 +255,12 @@ def _apply(fs: FS, directory: TargetDirectory, path: str, manifest: Manifest) ->
     with contextlib.ExitStack() as stack:
         # Appends to all partitions wait from here on, so that the offsets given out now stay free.
         targets = {key: stack.enter_context(adopting(writer)) for key, writer in writers.items()}
-        # Opening the logs may have rolled forward an earlier attempt at this version.
-        if _is_done(fs, path, manifest):
-            _clear(fs, path, manifest, READY)
-            return 1
         places = {key: choose_place(targets[key], files) for key, files in manifest.partitions().items()}
         assigned = attrs.evolve(manifest, places=places)
-        # New segments follow: the active one is ended as by a roll. Of several, readers must not see the first before
-        # the last is in place.
+        # If new segments follow, the active one is ended as by a roll.
         for key, place in places.items():
             if place.segment is None:
                 targets[key].seal()
-                if len(units(manifest.partitions()[key])) > 1:
-                    targets[key].hold_back()
         try:
             # Behind this the write is decided: a crash is followed by roll_forward().
             if not _claim(fs, path, assigned):
@@ -399,7 +390,7 @@ def _finish(fs: FS, directory: str, path: str, assigned: Manifest) -> None:
         check_directory(fs, target)
         _check_undisturbed(fs, path, target, files, assigned.places[topic, partition])
     _place_all(fs, directory, path, assigned)
-    # Readers elsewhere are held back by this file, until here in all partitions alike.
+    # This file limits readers elsewhere, like the assigned manifest: they see the records once both let them.
     for (topic, partition), files in assigned.partitions().items():
         name = os.path.join(directory, partition_name(topic, partition), checkpoint.DURABLE_END)
         end = assigned.places[topic, partition].base + sum(file.count for file in files)

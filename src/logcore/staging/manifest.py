@@ -26,13 +26,11 @@ from logcore.errors import (
     StorageWriteError,
 )
 from logcore.fs import FS
-from logcore.names import parse_partition_name, partition_name
+from logcore.names import ASSIGNED, STATE, parse_partition_name, partition_name
 
 #: Suffixes of the names, as the package's first lines explain them.
 READY: Final = ".json"
 CLAIM: Final = ".claim"
-ASSIGNED: Final = ".assigned"
-STATE: Final = ".state"
 REFUSED: Final = ".refused"
 DAMAGED: Final = ".damaged"
 _FORMAT: Final = 3
@@ -213,11 +211,6 @@ def write_state(fs: FS, path: str, assigned: Manifest) -> None:
         "query": assigned.query,
     }
     checkpoint.write(fs, path, app_name(assigned.app_id) + STATE, checkpoint.pack_checked(state, copies=2))
-
-
-def staging_path(directory: str) -> str:
-    """The directory beside a log directory: inside it Kafka would take any directory for a partition."""
-    return directory.rstrip("/") + ".staging"
 
 
 def check_txid(txid: str) -> str:

@@ -23,15 +23,13 @@ from logcore.errors import (
 )
 from logcore.fs import FS, opened
 from logcore.kernels.checksum import crc32c
-from logcore.names import LOG
+from logcore.names import ASSIGNED, LOG, STATE, staging_path
 from logcore.staging.manifest import (
-    ASSIGNED,
     CARRIED,
     CLAIM,
     DAMAGED,
     READY,
     REFUSED,
-    STATE,
     Carried,
     Manifest,
     StagedFile,
@@ -43,7 +41,6 @@ from logcore.staging.manifest import (
     read_manifest,
     read_state,
     remove_tree,
-    staging_path,
 )
 
 _MARKS: Final = "logcore.garbage"
@@ -66,13 +63,13 @@ class Staging:
         log directory, because that lies on another file system.
         """
         fs = self._fs
-        for path in (self.path, os.path.join(self.path, check_txid(txid))):
-            with contextlib.suppress(FileExistsError):
-                fs.mkdir(path)
-            check_directory(fs, path)
-        # Also if the directory existed: the process that made it may have been killed before its sync, or the sync may
-        # have failed. The name of the inner directory is synced with that of the manifest beside it.
-        fs.sync_dir(os.path.dirname(self.path))
+        check_directory(fs, self.path)
+        checkpoint.ensure_directory(fs, self.path)
+        # The name of the inner directory is synced with that of the manifest beside it.
+        path = os.path.join(self.path, check_txid(txid))
+        with contextlib.suppress(FileExistsError):
+            fs.mkdir(path)
+        check_directory(fs, path)
         if fs.identity(self.path)[0] != fs.identity(self.directory)[0]:
             raise InvalidConfigError(
                 "the log directory is the root of a file system of its own, so segments staged beside it cannot be "

@@ -22,9 +22,9 @@ from logcore.errors import CorruptLogError, InvalidRecordError, LogNotFoundError
 from logcore.fs import FS, opened
 from logcore.kernels import kernel, layout
 from logcore.kernels.checksum import crc32c
-from logcore.names import INDEX, LOG, TIME_INDEX, file_name
+from logcore.names import INDEX, LOG, TIME_INDEX, file_name, staging_path
 from logcore.partition.segmentfiles import list_bases
-from logcore.staging.manifest import Carried, StagedFile, check_txid, staging_path
+from logcore.staging.manifest import Carried, StagedFile, check_txid
 
 _PIECE_BYTES: Final = 1 << 20
 #: What is held of all small segments of a shipment; those behind it get a file each.

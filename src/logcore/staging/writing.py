@@ -26,15 +26,10 @@ from logcore.format.compression import Codec
 from logcore.fs import FS
 from logcore.kernels import kernel, layout
 from logcore.kernels.checksum import crc32c
-from logcore.names import LOG
+from logcore.names import LOG, staging_path
 from logcore.recordbatch import check_timestamps, compressor, target_codec
 from logcore.segment import ActiveSegment
-from logcore.staging.manifest import (
-    Carried,
-    StagedFile,
-    check_txid,
-    staging_path,
-)
+from logcore.staging.manifest import Carried, StagedFile, check_txid
 
 
 class _StagedSegment(ActiveSegment):

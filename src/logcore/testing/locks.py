@@ -180,10 +180,15 @@ class DiskLocks:
             node = self._directory(directory, StorageWriteError)
             held = self._locks.get(node)
             if held is None:
-                held = self._locks[node] = LockMembers()
+                held = LockMembers()
                 if shared:
                     held.handle = disk.open(posixpath.join(directory, ".lock"), write=True, create=True)
-                    disk.lock_byte(held.handle, PRESENCE_BYTE, shared=True)
+                    try:
+                        disk.lock_byte(held.handle, PRESENCE_BYTE, shared=True)
+                    except BaseException:
+                        disk.close(held.handle)
+                        raise
+                self._locks[node] = held
             if shared != (held.handle >= 0):
                 raise LogLockedError("this process has the log directory open otherwise", path=directory)
             if member in held.members:
