@@ -19,9 +19,6 @@ from logcore.reader import aborted_transactions
 from netshim import waiting, wire
 from netshim.handlers.failures import code_of, message_of
 from netshim.handlers.partitions import (
-    ATTRIBUTES_POSITION,
-    MAGIC_POSITION,
-    ZSTD,
     check_epoch,
     when_transactions_are_known,
 )
@@ -40,6 +37,9 @@ if TYPE_CHECKING:
 
 #: A fetch waits no longer than this, whatever its client would bear: a connection that is gone must be noticed.
 _MAX_WAIT_MS: Final = 30_000
+#: An older Fetch of a topic whose own `compression.type` is zstd is refused. As in Kafka, zstd batches of other topics
+#: are sent to every client: many clients can read zstd although they use an old Fetch.
+_ZSTD_SINCE: Final = 10
 
 
 def fetch(request: FetchRequest, call: Call, state: State) -> FetchResponse | Answer:
@@ -291,6 +291,8 @@ def _collect(
             log = state.log(name, partition.partition)
             part.aborted_transactions = None
             part.error_code = check_epoch(log, partition.current_leader_epoch)
+            if not part.error_code and call.version < _ZSTD_SINCE and log.config.compression_type == "zstd":
+                part.error_code = codes.UNSUPPORTED_COMPRESSION_TYPE
             if part.error_code:
                 settled = True
                 continue
@@ -322,10 +324,6 @@ def _collect(
                 most = min(left, partition.partition_max_bytes)
                 pieces = log.stored(offset, stable, max_bytes=most, at_least_one=not total)
                 size = sum(map(len, pieces))
-                if size and call.version < 10 and _has_zstd(pieces):
-                    part.error_code = codes.UNSUPPORTED_COMPRESSION_TYPE
-                    settled = True
-                    continue
                 if len(pieces) == 1:
                     part.records = pieces[0]
                 elif size:
@@ -348,14 +346,3 @@ def _collect(
             settled = True
             state.journal.refused(call, "Fetch", part.error_code, message_of(error))
     return response_type(responses=topics), total, settled
-
-
-def _has_zstd(pieces: list[memoryview]) -> bool:
-    """Whether a batch among whole ones is compressed with zstd, which clients before Fetch 10 cannot read."""
-    for piece in pieces:
-        at = 0
-        while at + ATTRIBUTES_POSITION < len(piece):
-            if piece[at + MAGIC_POSITION] == 2 and piece[at + ATTRIBUTES_POSITION] & 7 == ZSTD:
-                return True
-            at += 12 + int.from_bytes(piece[at + 8 : at + 12], "big")
-    return False
