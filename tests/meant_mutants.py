@@ -1126,7 +1126,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "fetch_forgets_who_called_while_it_looked", "netshim/handlers/fetch.py",
-        "        if was_called:  #",
+        "        if self._was_called:  #",
         "        if False:  #",
         "netshim/test_pieces.py",
     ),
@@ -1358,8 +1358,26 @@ MISTAKES: Final = (
         "netshim/test_requests.py::test_a_fetch_that_waits_is_told_when_its_offset_is_deleted",
     ),
     Mistake(
+        "zstd_batches_hidden_from_old_clients", "netshim/handlers/fetch.py",
+        'call.version < _ZSTD_SINCE and log.config.compression_type == "zstd"',
+        "call.version < _ZSTD_SINCE",
+        "netshim/test_requests.py::test_fetch_below_v10_gets_zstd_batches",
+    ),
+    Mistake(
+        "answers_keep_their_callbacks", "netshim/waiting.py",
+        "            self._then = self._cancel = None\n            if then",
+        "            if then",
+        "netshim/test_cycles.py",
+    ),
+    Mistake(
+        "refused_batches_keep_their_frames", "netshim/waiting.py",
+        "        each.__traceback__ = None\n",
+        "",
+        "netshim/test_cycles.py",
+    ),
+    Mistake(
         "cancelled_fetch_stays_parked", "netshim/handlers/fetch.py",
-        "    answer.when_cancelled(forget)\n", "",
+        "        answer.when_cancelled(self._forget)\n", "",
         "netshim/test_requests.py::test_a_fetch_of_a_client_that_has_gone_waits_no_more",
     ),
     # -- the registry
@@ -1842,8 +1860,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "turns_taken_from_the_wrong_end", "netshim/state.py",
-        "            taken = [turns.popleft() for",
-        "            taken = [turns.pop() for",
+        "        taken = [turns.popleft() for",
+        "        taken = [turns.pop() for",
         "netshim/test_produce.py",
     ),
     Mistake(

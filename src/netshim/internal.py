@@ -18,6 +18,7 @@ from typing import Any
 from logcore import Log, LogcoreError, Receipt
 from logcore.format.grouprecords import partition_of
 from netshim.state import State
+from netshim.waiting import as_value
 
 Told = Callable[[Exception | None], None]
 WhenStored = Callable[[Log, int, Callable[[LogcoreError | None], None]], None]
@@ -100,7 +101,7 @@ class InternalTopic:
         try:
             result: Any = work()
         except (LogcoreError, OSError) as error:
-            result = error
+            result = as_value(error)
         written(result)
 
     def _settle(self, log: Log, end: int, error: LogcoreError | None) -> None:

@@ -28,7 +28,20 @@ from netshim import waiting
 from netshim.journal import Journal
 from netshim.session import Session
 from netshim.settings import Settings
-from netshim.waiting import Answer, Later, Pace, Pieces, Steps, Submit, Syncs, Timers, Waiting, answer_with, pass_on
+from netshim.waiting import (
+    Answer,
+    Later,
+    Pace,
+    Pieces,
+    Steps,
+    Submit,
+    Syncs,
+    Timers,
+    Waiting,
+    answer_with,
+    as_value,
+    pass_on,
+)
 
 _log = logging.getLogger("netshim")
 
@@ -76,6 +89,8 @@ def _outcome(work: Callable[[], Any]) -> Any:
     """The result of work(), or its error."""
     try:
         return work()
+    except (LogcoreError, OSError) as error:
+        return as_value(error)
     except Exception as error:
         return error
 
@@ -187,34 +202,44 @@ class State:
         if not missing:
             return handle()
         answer = Answer()
-        failures: dict[Key, LogcoreError] = {}
-
-        def go_on() -> None:
-            while missing and (self.is_stopping or not self._is_to_open(missing[-1])):
-                missing.pop()
-            if missing:
-                key = missing.pop()
-                self.in_turn(_OPENING, lambda: self.open(*key), lambda result: opened(key, result))
-                return
-            self._failures = failures
-            response: object
-            try:
-                response = handle()
-            except Exception as error:  # called by a submitted job: no caller would pass it to the client
-                response = error
-            finally:
-                self._failures = {}
-            pass_on(response, answer)
-
-        def opened(key: Key, result: Any) -> None:
-            if isinstance(result, LogcoreError):
-                failures[key] = result
-            elif isinstance(result, Exception):
-                failures[key] = LogFailedError(f"the log cannot be opened: {result!r}")
-            go_on()
-
-        go_on()
+        self._open_next(missing, {}, handle, answer)
         return answer
+
+    def _open_next(
+        self, missing: list[Key], failures: dict[Key, LogcoreError], handle: Callable[[], object], answer: Answer
+    ) -> None:
+        """Opens the last of the missing logs, then the others; after that sets the answer to what handle() gives."""
+        while missing and (self.is_stopping or not self._is_to_open(missing[-1])):
+            missing.pop()
+        if missing:
+            key = missing.pop()
+            opened = partial(self._opened, key, missing, failures, handle, answer)
+            self.in_turn(_OPENING, lambda: self.open(*key), opened)
+            return
+        self._failures = failures
+        response: object
+        try:
+            response = handle()
+        except Exception as error:  # called by a submitted job: no caller would pass it to the client
+            response = error
+        finally:
+            self._failures = {}
+        pass_on(response, answer)
+
+    def _opened(
+        self,
+        key: Key,
+        missing: list[Key],
+        failures: dict[Key, LogcoreError],
+        handle: Callable[[], object],
+        answer: Answer,
+        result: Any,
+    ) -> None:
+        if isinstance(result, LogcoreError):
+            failures[key] = result
+        elif isinstance(result, Exception):
+            failures[key] = LogFailedError(f"the log cannot be opened: {result!r}")
+        self._open_next(missing, failures, handle, answer)
 
     def in_pieces(self, steps: Steps[_T]) -> _T | Answer:
         """The response of a request that is done in steps, or the Answer that will hold it."""
@@ -317,26 +342,26 @@ class State:
         if turns is not None:
             turns.append((work, done))
             return
-        turns = self._turns[key] = deque([(work, done)])
+        self._turns[key] = deque([(work, done)])
+        self._start_turns(key)
 
-        def start() -> None:
-            taken = [turns.popleft() for _ in range(min(len(turns), _TURNS_AT_ONCE))]
-            self.submit(lambda: [_outcome(work) for work, _ in taken], partial(finished, taken))
+    def _start_turns(self, key: Hashable) -> None:
+        turns = self._turns[key]
+        taken = [turns.popleft() for _ in range(min(len(turns), _TURNS_AT_ONCE))]
+        self.submit(lambda: [_outcome(work) for work, _ in taken], partial(self._end_turns, key, taken))
 
-        def finished(taken: list[_Turn], outcomes: Any) -> None:
-            if isinstance(outcomes, BaseException):  # nothing was done: the host is stopping
-                outcomes = [outcomes] * len(taken)
-            for (_, then), outcome in zip(taken, outcomes, strict=True):
-                try:
-                    then(outcome)
-                except Exception:
-                    _log.exception("an answer that came later")
-            if turns:
-                start()
-            else:
-                del self._turns[key]
-
-        start()
+    def _end_turns(self, key: Hashable, taken: list[_Turn], outcomes: Any) -> None:
+        if isinstance(outcomes, BaseException):  # nothing was done: the host is stopping
+            outcomes = [outcomes] * len(taken)
+        for (_, then), outcome in zip(taken, outcomes, strict=True):
+            try:
+                then(outcome)
+            except Exception:
+                _log.exception("an answer that came later")
+        if self._turns[key]:
+            self._start_turns(key)
+        else:
+            del self._turns[key]
 
     def has_turns(self, key: Hashable) -> bool:
         """Whether earlier work of that key is not done."""

@@ -54,7 +54,7 @@ from logcore.transactionstate import stored_transactions
 from netshim.internal import InternalTopic
 from netshim.journal import shown
 from netshim.state import State
-from netshim.waiting import Pace, Steps, guarded
+from netshim.waiting import Pace, Steps, as_value, guarded
 
 _log = logging.getLogger("netshim")
 
@@ -381,7 +381,7 @@ class Markers:
         try:
             result: Any = work()
         except (LogcoreError, OSError) as error:
-            result = error
+            result = as_value(error)
         then(result)
 
     def _append(self, log: Log) -> Receipt:

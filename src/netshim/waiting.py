@@ -44,6 +44,9 @@ class CloseConnection(Exception):
 class Answer:
     """A response that comes later: set once, and told to the caller that asked for it.
 
+    Once it is set or cancelled, an answer drops its callbacks. The callbacks refer to other answers and back to this
+    one, so keeping them would leave every delayed response to the cycle collector.
+
     is_parked: it waits for records or for other members, for as long as the client said, and nothing works on it.
     is_in_pieces: until it is set, its connection begins no other request, which might overtake the rest of it.
     """
@@ -64,24 +67,46 @@ class Answer:
         if not self.is_set:
             self.value = value
             self.is_set = True
-            if self._then is not None:
-                self._then(value)
+            then = self._then
+            self._then = self._cancel = None
+            if then is not None:
+                then(value)
 
     def when_cancelled(self, action: Callable[[], None]) -> None:
         """Calls action if the client leaves before the answer is set."""
-        self._cancel = action
+        if not self.is_set:
+            self._cancel = action
 
     def cancel(self) -> None:
         """The client is gone. What cannot be undone goes on, and its answer is dropped."""
-        self._then = None
+        action = self._cancel
+        self._then = self._cancel = None
         self.is_cancelled = True
-        if not self.is_set and self._cancel is not None:
-            self._cancel()
+        if not self.is_set and action is not None:
+            action()
 
     def then(self, callback: Callable[[Any], None]) -> None:
-        self._then = callback
+        """Calls callback(value) once the answer is set, unless it is cancelled first."""
         if self.is_set:
             callback(self.value)
+        elif not self.is_cancelled:
+            self._then = callback
+
+
+_E = TypeVar("_E", bound=BaseException)
+
+
+def as_value(error: _E) -> _E:
+    """The error without its traceback and those of its causes, for an error that is kept like a result.
+
+    The frames of a traceback, and those that called them, refer to whatever holds the error. Such a cycle would keep
+    the request and the bytes of its connection until the collector runs.
+    """
+    each: BaseException | None = error
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__cause__ or each.__context__
+    return error
 
 
 def guarded(action: Callable[[Any], None], argument: Any) -> None:

@@ -297,7 +297,7 @@ class Honest:
 class World:
     """One broker's life. strangers: changed frames for each frame of a script."""
 
-    def __init__(self, seed: int, strangers: int, errors: Errors) -> None:
+    def __init__(self, seed: int, strangers: int, errors: Errors, durability: str = "os") -> None:
         self.chance = random.Random(seed)
         self.strangers = strangers
         self.errors = errors
@@ -310,7 +310,7 @@ class World:
         self.seen: deque[bytes] = deque([bytes(20)], maxlen=200)  # what scripts have sent
         self.parked: deque[Line] = deque()  # connections whose requests wait
         disk = SimulatedDisk({PATH: None}, seed=seed)
-        self.logdir = logcore.open_dir(PATH, fs=disk, durability="os")
+        self.logdir = logcore.open_dir(PATH, fs=disk, durability=durability)
         settings = Settings(max_request_bytes=1 << 20, auto_create_topics=False, max_partitions_per_request=20)
         ids = itertools.count()
         self.broker = Broker(self.logdir, settings, self.submit, lambda: f"id-{next(ids)}")

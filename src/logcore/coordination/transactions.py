@@ -279,6 +279,7 @@ class Transactions:
             effects.append(Cancel(transaction.transactional_id))
             if transaction.storing is not None:
                 effects += _reply(transaction.storing.waiter, TransactionError.COORDINATOR_NOT_AVAILABLE)
+                transaction.storing = None  # refers to the transaction: a cycle
             if transaction.ending is not None:
                 effects += _reply(transaction.ending[0], TransactionError.COORDINATOR_NOT_AVAILABLE)
             for _, waiter in transaction.waiting:

@@ -20,7 +20,7 @@ from netshim.groups import group_rules
 from netshim.handlers.failures import code_of, message_of
 from netshim.journal import shown
 from netshim.state import Call, State
-from netshim.waiting import Answer
+from netshim.waiting import Answer, as_value
 from netshim.wire import codes
 
 if TYPE_CHECKING:
@@ -375,7 +375,7 @@ def _alter(
         try:
             groups.save()
         except LogcoreError as error:
-            failure = error
+            failure = as_value(error)
     for result, wanted in changed:
         if failure is not None and result.resource_type == _GROUP_RESOURCE:
             result.error_code = code_of(failure)

@@ -110,7 +110,8 @@ def _fetch(request: FetchRequest, names: list[str | None], call: Call, state: St
         or size >= min(request.min_bytes, request.max_bytes)
     ):
         return response
-    return _park(request, wanted, keys, call, state, deadline_ms, size, growth, looks_again=was_called)
+    parked = _ParkedFetch(request, wanted, keys, call, state, deadline_ms, size, growth)
+    return parked.park(looks_again=was_called)
 
 
 @attrs.frozen
@@ -158,80 +159,109 @@ class _Growth:
             self._surely_found = now.written
 
 
-def _park(
-    request: FetchRequest,
-    wanted: list[_Wanted],
-    keys: list[tuple[str, int]],
-    call: Call,
-    state: State,
-    deadline_ms: int,
-    size: int,
-    growth: _Growth | None,
-    *,
-    looks_again: bool,
-) -> Answer:
-    """Lets a request wait for appends to its partitions, or for its deadline. size: bytes that it could have now.
-    looks_again: something has come since it was looked for.
+class _ParkedFetch:
+    """A request that waits for appends to its partitions, or for its deadline.
+
+    One object with methods, not closures that refer to each other: those would be garbage that only the cycle
+    collector frees, at every Fetch that waits.
     """
-    answer = Answer()
-    enough = min(request.min_bytes, request.max_bytes)
-    missing = enough - size
-    is_looking = False
-    was_called = False
 
-    def forget() -> None:
-        state.fetches.remove(keys, look)
-        state.timers.cancel(timer)
+    __slots__ = (
+        "_answer",
+        "_call",
+        "_deadline_ms",
+        "_enough",
+        "_growth",
+        "_is_looking",
+        "_keys",
+        "_request",
+        "_size",
+        "_state",
+        "_timer",
+        "_wanted",
+        "_was_called",
+    )
 
-    def finish(response: FetchResponse | Exception) -> None:
-        forget()
-        answer.set(response)
+    def __init__(
+        self,
+        request: FetchRequest,
+        wanted: list[_Wanted],
+        keys: list[tuple[str, int]],
+        call: Call,
+        state: State,
+        deadline_ms: int,
+        size: int,
+        growth: _Growth | None,
+    ) -> None:
+        """size: bytes that the request could have now."""
+        self._request = request
+        self._wanted = wanted
+        self._keys = keys
+        self._call = call
+        self._state = state
+        self._deadline_ms = deadline_ms
+        self._size = size
+        self._growth = growth
+        self._enough = min(request.min_bytes, request.max_bytes)
+        self._is_looking = False
+        self._was_called = False
+        self._answer = Answer()
 
-    def look(now_ms: int) -> None:
-        nonlocal is_looking, was_called
-        if is_looking:
-            was_called = True
+    def park(self, *, looks_again: bool) -> Answer:
+        """looks_again: something has come since it was looked for."""
+        answer = self._answer
+        self._timer = self._state.timers.at(self._deadline_ms, self._look)
+        self._state.fetches.add(self._keys, self._look)
+        answer.when_cancelled(self._forget)
+        if looks_again:
+            self._look(self._state.now_ms)
+        return answer
+
+    def _forget(self) -> None:
+        self._state.fetches.remove(self._keys, self._look)
+        self._state.timers.cancel(self._timer)
+
+    def _finish(self, response: FetchResponse | Exception) -> None:
+        self._forget()
+        self._answer.set(response)
+
+    def _look(self, now_ms: int) -> None:
+        if self._is_looking:
+            self._was_called = True
             return
+        state = self._state
         now = None
-        if growth is not None:
-            now = _extent(keys, state, committed=request.isolation_level == 1)
-            is_due = now_ms >= deadline_ms or state.is_stopping
-            if not is_due and not growth.may_reach(missing, now):
+        if self._growth is not None:
+            now = _extent(self._keys, state, committed=self._request.isolation_level == 1)
+            is_due = now_ms >= self._deadline_ms or state.is_stopping
+            if not is_due and not self._growth.may_reach(self._enough - self._size, now):
                 return
-        is_looking = True
+        self._is_looking = True
         try:
-            found = state.in_pieces(_collect(request, wanted, call, state))
+            found = state.in_pieces(_collect(self._request, self._wanted, self._call, state))
         except Exception as error:  # it belongs to this request, not to the one that woke it
-            finish(error)
+            self._finish(error)
             return
         if isinstance(found, Answer):
-            found.then(lambda value: looked(value, now, state.now_ms))
+            found.then(lambda value: self._looked(value, now, state.now_ms))
         else:
-            looked(found, now, now_ms)
+            self._looked(found, now, now_ms)
 
-    def looked(found: tuple[FetchResponse, int, bool] | Exception, now: _Extent | None, now_ms: int) -> None:
-        nonlocal missing, is_looking, was_called
-        is_looking = False
+    def _looked(self, found: tuple[FetchResponse, int, bool] | Exception, now: _Extent | None, now_ms: int) -> None:
+        self._is_looking = False
         if isinstance(found, Exception):
-            finish(found)
+            self._finish(found)
             return
         response, size, settled = found
-        if settled or now_ms >= deadline_ms or size >= enough:
-            finish(response)
+        if settled or now_ms >= self._deadline_ms or size >= self._enough:
+            self._finish(response)
             return
-        missing = enough - size
-        if growth is not None:
-            growth.found(now)
-        if was_called:  # in the pieces that were done by then something may have changed
-            was_called = False
-            look(now_ms)
-
-    timer = state.timers.at(deadline_ms, look)
-    state.fetches.add(keys, look)
-    answer.when_cancelled(forget)
-    if looks_again:
-        look(state.now_ms)
-    return answer
+        self._size = size
+        if self._growth is not None:
+            self._growth.found(now)
+        if self._was_called:  # in the pieces that were done by then something may have changed
+            self._was_called = False
+            self._look(now_ms)
 
 
 def _extent(keys: list[tuple[str, int]], state: State, *, committed: bool) -> _Extent | None:

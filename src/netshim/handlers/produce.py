@@ -30,7 +30,7 @@ from netshim.handlers.partitions import (
 )
 from netshim.handlers.transactions import code_for_writer
 from netshim.state import Call, State
-from netshim.waiting import Answer, CloseConnection, Pace, Steps, answer_with
+from netshim.waiting import Answer, CloseConnection, Pace, Steps, answer_with, as_value
 from netshim.wire import Buffer, codes
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def _append(log: Log, records: Buffer) -> Receipt | Exception:
     try:
         return log.append_batch(records, durability="os")
     except LogcoreError as error:
-        return error
+        return as_value(error)
 
 
 def _append_from_0(log: Log, records: Buffer) -> _Outcome:
@@ -195,7 +195,7 @@ def _append_from_0(log: Log, records: Buffer) -> _Outcome:
                 found=sequence,
             )
     except LogcoreError as error:
-        return error
+        return as_value(error)
     return _append(log, records)
 
 
