@@ -52,8 +52,13 @@ UNFINISHED: Final = ".recovering"
 #: Kafka's topics for what groups have committed, and for how transactions stand.
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 TRANSACTIONS_TOPIC: Final = "__transaction_state"
-#: Topics that Kafka keeps for itself.
-INTERNAL_TOPICS: Final = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC})
+#: Kafka's topic for the state of share groups.
+SHARE_GROUPS_TOPIC: Final = "__share_group_state"
+#: Topics that a broker keeps for itself: listed, and not written by clients.
+INTERNAL_TOPICS: Final = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC, SHARE_GROUPS_TOPIC})
+#: The log of a KRaft quorum. It is no topic, although its directory is named like that of a partition. Kafka does not
+#: start without it.
+METADATA_LOG: Final = "__cluster_metadata"
 
 #: The longest name that common file systems take.
 _NAME_BYTES: Final = 255

@@ -51,6 +51,7 @@ from logcore.errors import (
 from logcore.fs import FS
 from logcore.names import (
     LOG,
+    METADATA_LOG,
     check_topic_name,
     deleted_partition_name,
     is_deleted_partition,
@@ -140,7 +141,7 @@ class TopicRegistry:
             before = rows
             found = self._partitions_on_disk()
             rows = read_topics(self._fs, self.path)
-        topics = {row.name: row for row in rows if not row.is_deleting}
+        topics = {row.name: row for row in rows if not row.is_deleting and row.name != METADATA_LOG}
         half_made = {row.name: range(row.count, row.adding) for row in rows}
         deleting = {row.name for row in rows if row.is_deleting}
         # A directory that no row names was put there by Kafka or a copy: its topic is what the directories say.
@@ -159,7 +160,7 @@ class TopicRegistry:
         beginning = os.path.join(self.path, "")
         for name in self._fs.listdir(self.path):
             key = partition_of(name)
-            if key is None or name != partition_name(*key) or name.startswith("."):
+            if key is None or key[0] == METADATA_LOG or name != partition_name(*key) or name.startswith("."):
                 continue
             if self._fs.is_directory(beginning + name):
                 found.setdefault(key[0], []).append(key[1])
@@ -279,6 +280,8 @@ class TopicRegistry:
         made = []
         for name, (partitions, config) in wanted.items():
             check_topic_name(name)
+            if name == METADATA_LOG:
+                raise InvalidNameError("Kafka keeps this name for the log of its quorum", found=repr(name))
             if name in self.known:
                 raise TopicExistsError("there is such a topic already", path=self.path, found=repr(name))
             if name in self.deleting or name in self.deleting_elsewhere:

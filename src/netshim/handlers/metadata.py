@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from logcore import InvalidNameError, LogcoreError
 from logcore.groupoffsets import OFFSETS_CONFIG
-from logcore.names import OFFSETS_TOPIC, check_topic_name, is_topic_name
+from logcore.names import INTERNAL_TOPICS, METADATA_LOG, OFFSETS_TOPIC, check_topic_name, is_topic_name
 from netshim import wire
 from netshim.handlers.failures import code_of
-from netshim.handlers.partitions import INTERNAL_TOPICS
 from netshim.state import NO_ID, Call, State
 from netshim.waiting import Answer, Pace, Steps, answer_with
 from netshim.wire import codes
@@ -49,6 +48,7 @@ def metadata(request: MetadataRequest, call: Call, state: State) -> MetadataResp
     missing = []
     if not every and request.allow_auto_topic_creation and state.settings.auto_create_topics:
         names = {each.name for each in request.topics or () if call.version < _IDS_SINCE or each.topic_id == NO_ID}
+        names.discard(METADATA_LOG)
         missing = sorted(name for name in names if is_topic_name(name) and name not in state.logdir)
     # A slip in a client's loop, or a hostile one, must not make topics without end: each takes a directory.
     allowed = max(0, state.settings.auto_create_limit - call.session.topics_made)

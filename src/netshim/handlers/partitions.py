@@ -21,8 +21,6 @@ ATTRIBUTES_POSITION: Final = 22
 ZSTD: Final = 4
 #: A consumer that reads at the end of a log is so little behind that walking is cheaper than another thread.
 _WALKED_AT_ONCE: Final = 1_000
-#: Written by the broker itself; a client that wrote there would change what groups have committed.
-INTERNAL_TOPICS: Final = ("__consumer_offsets", "__transaction_state")
 
 
 class Coded(Protocol):

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Final
 from logcore import CorruptBatchError, Log, LogcoreError, OutOfOrderSequenceError, Receipt
 from logcore.coordination.transactioneffects import AddPartitions, TransactionError
 from logcore.kernels.layout import HEADER_SIZE, TRANSACTIONAL_BIT
+from logcore.names import INTERNAL_TOPICS
 from logcore.partition.coordinated import knows_producer
 from logcore.recordbatch import RecordBatch
 from netshim import wire
 from netshim.handlers.failures import code_of, message_of
 from netshim.handlers.partitions import (
     ATTRIBUTES_POSITION,
-    INTERNAL_TOPICS,
     MAGIC_POSITION,
     ZSTD,
 )

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 from logcore import LogConfig, LogcoreError
 from logcore.config import CONFIGS, config_text
-from logcore.names import TRANSACTIONS_TOPIC
+from logcore.names import INTERNAL_TOPICS, METADATA_LOG, TRANSACTIONS_TOPIC
 from netshim import wire
 from netshim.handlers.configs import source_of
 from netshim.handlers.failures import code_of, message_of
-from netshim.handlers.partitions import INTERNAL_TOPICS
 from netshim.state import NO_ID, Call, State
 from netshim.waiting import Answer
 from netshim.wire import codes
@@ -136,6 +135,8 @@ def _check_new_topic(topic: CreateTopicsRequest.Topic, times: int, state: State)
     """The errors that depend on the request alone: (code, message)."""
     if times > 1:
         return codes.INVALID_REQUEST, "the topic is named twice in this request"
+    if topic.name == METADATA_LOG:
+        return codes.INVALID_REQUEST, f"creation of internal topic {METADATA_LOG} is prohibited"
     if topic.assignments:
         if topic.num_partitions != -1 or topic.replication_factor != -1:
             return codes.INVALID_REQUEST, "a manual assignment excludes a number of partitions and replicas"
