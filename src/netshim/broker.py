@@ -77,6 +77,8 @@ _NOTED: Final = frozenset(
 )
 #: A request with more entries than this is refused where too many are worked on in pieces. Others are done whole then.
 _LARGE_ENTRIES: Final = 10_000
+#: What Python takes for an entry of a request.
+_ENTRY_BYTES: Final = 300
 #: The turns of encoding large answers: one at a time, so that the other threads are free for the disk.
 _LARGE_ANSWERS: Final = "large answers"
 #: What a client wants that asks for an API that is not served.
@@ -162,6 +164,7 @@ class Broker:
             # A request that has to wait first is not in pieces yet; a later one would overtake the pieces.
             is_large = response.is_in_pieces or entries > waiting.PIECE
             encoded = Answer(is_parked=api.key in _PARKED, is_in_pieces=is_large)
+            encoded.held_bytes = len(frame) + entries * _ENTRY_BYTES
             waited = response
             encoded.when_cancelled(waited.cancel)
 

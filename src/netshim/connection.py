@@ -9,7 +9,8 @@ Rules (wire protocol section 2; limits: docs/netshim.md, Settings):
 - The buffer grows with the bytes that came, never with the size that was announced.
 - Room for large frames is shared. Who waits for it is not called slow; who is slow gives it up to those who wait.
 - Reading pauses while too many requests or too many response bytes are outstanding, and resumes afterwards.
-- The requests of all connections that are in work have a limit of their own. Connections above it take turns.
+- The requests of all connections that are in work have a limit of their own, and what they hold counts as room for
+  frames. Connections above it take turns.
 
 This module decodes no request and owns no socket: it is given a function that answers frames.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from netshim.settings import Settings
@@ -54,6 +56,8 @@ def _tells_nothing(frame: memoryview) -> bool:
 class Budget:
     """Bytes that all connections together may hold beyond their small buffers.
 
+    Requests in work hold memory too, see keep(). What they hold is not to be had by ending a connection.
+
     A connection that finds none left waits in line, and reads nothing meanwhile. While one waits, requests that come
     too slowly are given up: relieve() says which. Else a few clients that send a little now and then would keep all of
     it.
@@ -62,6 +66,7 @@ class Budget:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self.kept_bytes = 0  # of them, held by requests in work
         self._holders: dict[Connection, int] = {}
         self._waiting: dict[Connection, int] = {}  # who waits for how many bytes more, first come first
         self._waited_for: tuple[Connection, int] | None = None  # the first of them, and since when it is the first
@@ -81,6 +86,18 @@ class Budget:
         left = self._holders.pop(holder, 0) - size
         if left > 0:
             self._holders[holder] = left
+        self._call_first()
+
+    def keep(self, size: int) -> None:
+        """A request is in work that holds so many bytes. It has come already, so there is no limit here: reading, and
+        taking other requests, waits until there is room again.
+        """
+        self.kept_bytes += size
+        self.used_bytes += size
+
+    def release(self, size: int) -> None:
+        self.kept_bytes -= size
+        self.used_bytes -= size
         self._call_first()
 
     def is_waiting(self, holder: Connection) -> bool:
@@ -110,6 +127,8 @@ class Budget:
         wanted = self._waiting[first]
         if self._holders.get(first, 0) + wanted > self.limit_bytes:
             return {first: f"a request larger than the {self.limit_bytes} bytes for requests of all connections"}
+        if self.kept_bytes + self._holders.get(first, 0) + wanted > self.limit_bytes:
+            return {}  # it waits for our work, and not for slow clients
         missing = self.used_bytes + wanted - self.limit_bytes
         ended: dict[Connection, str] = {}
         those = {*self._holders, first}
@@ -124,21 +143,22 @@ class Budget:
 
 
 class Workload:
-    """Requests of all connections that are in work: taken, not answered, and not parked.
+    """Requests of all connections that are in work: taken, not answered, and not parked. budget: of their memory.
 
     A connection that finds no room stands in line, and takes no request until it is the first and there is room. Then
     it takes one and stands in line again, so that a busy connection does not keep others waiting.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, budget: Budget) -> None:
         self.limit = limit
+        self._budget = budget
         self.count = 0
         self._line: dict[Connection, None] = {}  # first come first
 
     def has_room(self, holder: Connection) -> bool:
         """Whether holder may take a request now; else it is woken when it may."""
         is_first = holder is next(iter(self._line), holder)
-        if not is_first or self.count >= self.limit:
+        if not is_first or self.count >= self.limit or self._budget.kept_bytes >= self._budget.limit_bytes:
             self._line[holder] = None
             return False
         self._line.pop(holder, None)
@@ -153,16 +173,19 @@ class Workload:
             del self._line[holder]
             self._call_first(self.limit)
 
-    def begin(self) -> None:
+    def begin(self, size: int) -> None:
+        """size: bytes that the request holds."""
         self.count += 1
+        self._budget.keep(size)
 
-    def end(self) -> None:
+    def end(self, size: int) -> None:
         self.count -= 1
+        self._budget.release(size)
         self._call_first(self.limit)
 
     def _call_first(self, limit: int) -> None:
         first = next(iter(self._line), None)
-        if first is not None and self.count < limit:
+        if first is not None and self.count < limit and self._budget.kept_bytes < self._budget.limit_bytes:
             first.wake()
 
 
@@ -366,11 +389,11 @@ class Connection:
         if answer.is_parked:
             answer.then(self._settled)
             return
-        self._workload.begin()
-        answer.then(self._worked)
+        self._workload.begin(answer.held_bytes)
+        answer.then(partial(self._worked, answer.held_bytes))
 
-    def _worked(self, _: object) -> None:
-        self._workload.end()
+    def _worked(self, held_bytes: int, _: object) -> None:
+        self._workload.end(held_bytes)
         self._settled(_)
 
     def _settled(self, _: object) -> None:
@@ -442,7 +465,7 @@ class Connection:
             if isinstance(slot, Answer):
                 slot.cancel()
                 if not slot.is_set and not slot.is_parked:
-                    self._workload.end()
+                    self._workload.end(slot.held_bytes)
         self._slots.clear()
         self._outgoing.clear()
         self.unsent_bytes = 0

@@ -151,8 +151,13 @@ class Groups:
         self._state = state
         self._topic = OffsetsTopic(state)
         self._coordinator = Coordinator(
-            group_rules(state.settings, state.group_settings), new_id, ServedTopics(state.logdir), compile_pattern
+            group_rules(state.settings, state.group_settings),
+            new_id,
+            ServedTopics(state.logdir),
+            compile_pattern,
+            state.remembered,
         )
+        state.remembered.holders.append(self._coordinator.held_bytes)
         self._new_id = new_id
         self._timers: dict[tuple[Group, Timeout], int] = {}  # tokens of the broker's timers
         self._effects: deque[Effect] = deque()  # not carried out yet

@@ -317,7 +317,7 @@ class Server:
         """
         self.loop = asyncio.get_running_loop()
         self.budget = Budget(self.settings.max_buffered_bytes)
-        self.workload = Workload(self.settings.max_requests_in_work)
+        self.workload = Workload(self.settings.max_requests_in_work, self.budget)
         self._pool = ThreadPoolExecutor(_SYNC_THREADS, thread_name_prefix="netshim-disk")
         try:
             self.logdir: LogDir = await self.loop.run_in_executor(self._pool, self._open)

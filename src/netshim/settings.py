@@ -74,7 +74,13 @@ class Settings:
         100_000, 1_000, doc="Most partitions, topics and names in a request; one with more ends its connection."
     )
     max_buffered_bytes: int = _setting(
-        256 << 20, 1 << 20, 1 << 40, doc="Most of unfinished requests, of all connections; above it, reading waits."
+        256 << 20,
+        1 << 20,
+        1 << 40,
+        doc="Most of requests that are unfinished or in work, of all connections; above it, reading waits.",
+    )
+    max_remembered_bytes: int = _setting(
+        128 << 20, 1 << 20, 1 << 40, doc="Most memory for members of groups and transactional ids; more are refused."
     )
     max_connections: int = _setting(1_024, 1, doc="Most connections; more are refused.")
     max_connections_per_address: int = _setting(1_024, 1, doc="Most connections of one address.")

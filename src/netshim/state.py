@@ -23,6 +23,7 @@ import attrs
 
 from logcore import Log, LogcoreError, LogDir, LogFailedError, TopicNotFoundError
 from logcore.checkpoint import Key
+from logcore.coordination.remembered import Remembered
 from logcore.directory.groupsettings import GroupSettings
 from netshim import waiting
 from netshim.journal import Journal
@@ -114,6 +115,7 @@ class State:
         self.group_settings: GroupSettings | None = None  # where groups of the consumer protocol are served
         if not self.is_shared:
             self.group_settings = logdir.coordinators.group_settings(logdir)
+        self.remembered = Remembered(settings.max_remembered_bytes)
         self.timers = Timers()
         self.journal = Journal()
         self.fetches = Waiting()

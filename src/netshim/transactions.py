@@ -84,6 +84,7 @@ class TransactionHost:
             when_stored=state.syncs.when_safe,
         )
         self._coordinator = self._new()
+        state.remembered.holders.append(self.held_bytes)
         self._timers: dict[str, int] = {}  # tokens of the broker's timers
         self._effects: deque[tuple[Transactions, Effect]] = deque()  # not carried out yet
         self._is_acting = False
@@ -93,7 +94,12 @@ class TransactionHost:
         self._expects_orphans = not state.logdir.was_clean  # after a loss of power
 
     def _new(self) -> Transactions:
-        return Transactions(self._state.settings.transaction_max_timeout_ms)
+        remembered = self._state.remembered
+        return Transactions(self._state.settings.transaction_max_timeout_ms, remembered=remembered)
+
+    def held_bytes(self) -> int:
+        """About how much memory all transactional ids take."""
+        return self._coordinator.held_bytes()
 
     # -- effects
 

@@ -47,15 +47,17 @@ class Answer:
     Once it is set or cancelled, an answer drops its callbacks. The callbacks refer to other answers and back to this
     one, so keeping them would leave every delayed response to the cycle collector.
 
+    held_bytes: about how much memory its request takes until it is answered.
     is_parked: it waits for records or for other members, for as long as the client said, and nothing works on it.
     is_in_pieces: until it is set, its connection begins no other request, which might overtake the rest of it.
     """
 
-    __slots__ = ("_cancel", "_then", "is_cancelled", "is_in_pieces", "is_parked", "is_set", "value")
+    __slots__ = ("_cancel", "_then", "held_bytes", "is_cancelled", "is_in_pieces", "is_parked", "is_set", "value")
 
     def __init__(self, *, is_parked: bool = False, is_in_pieces: bool = False) -> None:
         self.is_parked = is_parked
         self.is_in_pieces = is_in_pieces
+        self.held_bytes = 0
         self.is_set = False
         self.is_cancelled = False
         self.value: Any = None

@@ -36,7 +36,7 @@ class Host:
         self.later = later
         self.readied = 0
         self.budget = Budget(budget) if isinstance(budget, int) else budget
-        self.workload = Workload(workload) if isinstance(workload, int) else workload
+        self.workload = Workload(workload, self.budget) if isinstance(workload, int) else workload
         self.connection = Connection(
             self.handle, Settings(**settings), self.budget, self.workload, 0, self.ready, self.tells
         )
@@ -174,7 +174,7 @@ def test_too_many_outstanding_requests_wait_in_the_buffer() -> None:
 
 
 def crowd(count: int, limit: int, **settings: Any) -> list[Host]:
-    workload = Workload(limit)
+    workload = Workload(limit, Budget(1 << 30))
     return [Host(later=True, workload=workload, **settings) for _ in range(count)]
 
 
@@ -379,7 +379,7 @@ def test_a_closed_connection_keeps_nothing_alive() -> None:
 
     class Peer:
         def __init__(self, budget: Budget) -> None:
-            self.connection = Connection(self.handle, Settings(), budget, Workload(1), 0, self.ready)
+            self.connection = Connection(self.handle, Settings(), budget, Workload(1, budget), 0, self.ready)
 
         def handle(self, view: memoryview, now_ms: int) -> Any:
             return self.answer

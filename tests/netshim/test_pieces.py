@@ -250,7 +250,7 @@ def pipelined(bench: Bench, turns: Turns, api: Any, version: int, *requests: Any
         lambda frame, now_ms: bench.broker.handle(SESSION, frame, now_ms),
         state.settings,
         Budget(1 << 30),
-        Workload(500),
+        Workload(500, Budget(1 << 30)),
         0,
         lambda: None,
     )

@@ -316,7 +316,7 @@ class World:
         self.broker = Broker(self.logdir, settings, self.submit, lambda: f"id-{next(ids)}")
         self.handle = partial(self.broker.handle, Session("127.0.0.1", 9092, "127.0.0.1"))
         self.budget = Budget(64 << 20)
-        self.workload = Workload(8)
+        self.workload = Workload(8, self.budget)
         self.broker.tick(self.now_ms)
         self.run()
         self.honest = Honest(self)

@@ -31,6 +31,7 @@ from typing import Final, Protocol, TypeVar
 import attrs
 
 from logcore.coordination.effects import GroupError, Result, Waiter
+from logcore.coordination.remembered import ITEM_BYTES, MEMBER_BYTES
 from logcore.coordination.targets import ASSIGNORS, Counts, Subscriber, Targets
 from logcore.format.consumergrouprecords import (
     ConsumerKey,
@@ -130,6 +131,16 @@ class ConsumerGroup:
         self.revocations: set[str] = set()
         self.rejoins: set[str] = set()
         self.syncs: set[str] = set()
+
+    def held_bytes(self) -> int:
+        """About how much memory its members take."""
+        size = 0
+        for member in self.members.values():
+            texts = (*member.topic_names, member.client_id, member.pattern or "", member.instance_id or "")
+            size += MEMBER_BYTES + sum(map(len, texts)) + ITEM_BYTES * len(texts)
+            if member.classic is not None:
+                size += sum(len(name) + len(metadata) for name, metadata in member.classic.protocols)
+        return size
 
     # -- facts
 

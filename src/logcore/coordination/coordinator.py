@@ -44,6 +44,7 @@ from logcore.coordination.effects import (
     Waiter,
 )
 from logcore.coordination.group import DEAD, EMPTY, STABLE, Group, Member, rebalance_timeout_ms
+from logcore.coordination.remembered import GROUP_BYTES, ITEM_BYTES, MEMBER_BYTES, Remembered
 from logcore.format.consumergrouprecords import ConsumerValue, Kind
 from logcore.format.grouprecords import Committed, StoredGroup
 
@@ -60,7 +61,9 @@ def _no_patterns(pattern: str) -> Callable[[str], bool]:
 
 
 class Coordinator:
-    """new_id: gives the part of a member id that no other has. topics, compile: for groups of the consumer protocol."""
+    """new_id: gives the part of a member id that no other has. topics, compile: for groups of the consumer protocol.
+    remembered: the limit of what all groups hold; none by default.
+    """
 
     def __init__(
         self,
@@ -68,8 +71,10 @@ class Coordinator:
         new_id: Callable[[], str],
         topics: Topics | None = None,
         compile: Compile = _no_patterns,
+        remembered: Remembered | None = None,
     ) -> None:
         self._rules = rules
+        self._remembered = remembered
         self._new_id = new_id
         self._topics: Topics = NoTopics()
         if topics is not None:
@@ -85,6 +90,18 @@ class Coordinator:
 
     def all(self) -> list[Group]:
         return list(self._groups.values())
+
+    def held_bytes(self) -> int:
+        """About how much memory the members of all groups take."""
+        return sum(group.held_bytes() for group in self._groups.values())
+
+    def _admits(self, group_id: str, size_bytes: int, now_ms: int) -> bool:
+        """Whether there is room for a request of a member, and for its group if that is new."""
+        if self._remembered is None:
+            return True
+        if group_id not in self._groups:
+            size_bytes += GROUP_BYTES + len(group_id)
+        return self._remembered.admits(size_bytes, now_ms)
 
     def adopt(self, group: Group) -> None:
         """Takes over a group as it is, from a coordinator that looked after it before."""
@@ -220,6 +237,9 @@ class Coordinator:
         group = self._groups.get(request.group_id)
         if error is None and group is None and request.member_id:
             error = GroupError.UNKNOWN_MEMBER_ID
+        size_bytes = MEMBER_BYTES + membership.size_of(request.protocols)
+        if error is None and not self._admits(request.group_id, size_bytes, now_ms):
+            error = GroupError.COORDINATOR_NOT_AVAILABLE
         if error is not None:
             return [Reply(waiter, JoinRefused(error, request.member_id))]
         if group is None:
@@ -245,6 +265,12 @@ class Coordinator:
         group = self._groups.get(request.group_id)
         if refused is None:
             refused = _check_protocol(group, request)
+        # An ordinary heartbeat does not say what the member subscribes to, and adds nothing.
+        says = (*(request.topic_names or ()), request.pattern or "") if request.member_epoch >= 0 else ()
+        if refused is None and (request.topic_names is not None or request.pattern) and says:
+            size_bytes = MEMBER_BYTES + sum(map(len, says)) + ITEM_BYTES * len(says)
+            if not self._admits(request.group_id, size_bytes, now_ms):
+                refused = BeatRefused(GroupError.COORDINATOR_NOT_AVAILABLE, "the groups have no memory left")
         if refused is not None:
             return [Reply(waiter, refused)]
         if group is None:
@@ -275,6 +301,9 @@ class Coordinator:
         group = self._groups.get(request.group_id)
         if group is None:
             return [Reply(waiter, GroupError.UNKNOWN_MEMBER_ID)]
+        size_bytes = sum(map(len, request.assignments.values()))
+        if size_bytes and not self._admits(request.group_id, size_bytes, now_ms):
+            return [Reply(waiter, GroupError.COORDINATOR_NOT_AVAILABLE)]
         if group.consumers is not None:
             return classicmembers.sync(group, request, waiter, self._around(now_ms))
         return membership.sync(group, request, waiter, now_ms, rules=self._rules)

@@ -37,6 +37,7 @@ from logcore.coordination.effects import (
     SyncEnds,
     Waiter,
 )
+from logcore.coordination.remembered import GROUP_BYTES, ITEM_BYTES, MEMBER_BYTES
 from logcore.format.consumergrouprecords import Kind
 from logcore.format.grouprecords import (
     Committed,
@@ -305,6 +306,18 @@ class Group:
         return [key for key in old if not self.is_pending(key)]
 
     # -- views
+
+    def held_bytes(self) -> int:
+        """About how much memory its members take. Offsets are not counted: they are data on the disk."""
+        if not (self.members or self.pending or self.consumers):
+            return 0
+        size = GROUP_BYTES + len(self.group_id) + len(self.pending) * ITEM_BYTES
+        for member in self.members.values():
+            size += MEMBER_BYTES + len(member.client_id) + len(member.instance_id or "") + len(member.assignment)
+            size += sum(len(name) + len(metadata) for name, metadata in member.protocols)
+        if self.consumers is not None:
+            size += self.consumers.held_bytes()
+        return size
 
     def joined(self, member: Member) -> Joined:
         """The answer to a member that is in the present generation; the leader learns of all members too."""

@@ -24,6 +24,7 @@ from typing import Final
 
 import attrs
 
+from logcore.coordination.remembered import ID_BYTES, ITEM_BYTES, Remembered
 from logcore.coordination.transactioneffects import (
     NO_TIMEOUT,
     AbortOrphan,
@@ -97,8 +98,15 @@ class Transactions:
     what is still called does nothing, and another instance is to load what is stored.
     """
 
-    def __init__(self, max_timeout_ms: int = MAX_TIMEOUT_MS, *, is_two_phase: bool = False) -> None:
-        """is_two_phase: producers may ask for NO_TIMEOUT."""
+    def __init__(
+        self,
+        max_timeout_ms: int = MAX_TIMEOUT_MS,
+        *,
+        is_two_phase: bool = False,
+        remembered: Remembered | None = None,
+    ) -> None:
+        """is_two_phase: producers may ask for NO_TIMEOUT. remembered: the limit of what ids hold; none by default."""
+        self._remembered = remembered
         self._max_timeout_ms = max_timeout_ms
         self._is_two_phase = is_two_phase
         self._transactions: dict[str, Transaction] = {}
@@ -116,6 +124,13 @@ class Transactions:
 
     def all(self) -> dict[str, StoredTransaction]:
         return {name: each.stored for name, each in self._transactions.items() if each.stored is not None}
+
+    def held_bytes(self) -> int:
+        """About how much memory all ids take."""
+        return sum(
+            ID_BYTES + len(name) + (ITEM_BYTES * len(each.stored.partitions) if each.stored is not None else 0)
+            for name, each in self._transactions.items()
+        )
 
     @property
     def has_open(self) -> bool:
@@ -295,7 +310,7 @@ class Transactions:
         """
         if self.is_over:
             return _reply(waiter, TransactionError.COORDINATOR_NOT_AVAILABLE)
-        error = self._check(request)
+        error = self._check(request, now_ms)
         if error is not None:
             return _reply(waiter, error)
         transaction = self._transactions.get(request.transactional_id)
@@ -312,10 +327,18 @@ class Transactions:
             case Overdue():
                 return self._overdue(transaction, now_ms)
 
-    def _check(self, request: Request) -> TransactionError | None:
+    def _check(self, request: Request, now_ms: int) -> TransactionError | None:
         """What is wrong with a request whatever the id's state."""
         if not request.transactional_id or len(request.transactional_id.encode()) > LONGEST_ID_BYTES:
             return TransactionError.INVALID_REQUEST
+        if self._remembered is not None:
+            size_bytes = 0
+            if isinstance(request, AddPartitions):
+                size_bytes = ITEM_BYTES * len(request.partitions)
+            elif isinstance(request, Initialize) and request.transactional_id not in self._transactions:
+                size_bytes = ID_BYTES + len(request.transactional_id)
+            if size_bytes and not self._remembered.admits(size_bytes, now_ms):
+                return TransactionError.COORDINATOR_NOT_AVAILABLE
         if isinstance(request, Initialize):
             if (request.producer_id == -1) != (request.producer_epoch == -1):
                 return TransactionError.INVALID_REQUEST

@@ -1,0 +1,217 @@
+"""What clients make the broker remember has one limit over all groups, transactional ids and requests in work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logcore.recordbatch import encode
+from netshim import wire
+from netshim.connection import Budget, Connection, Workload
+from netshim.settings import Settings
+from netshim.waiting import Answer
+from netshim.wire import codes
+from support.bench import SESSION, Bench
+
+LIMIT = 1 << 20  # the smallest that may be set
+#: Session timeout of the members that fill the memory.
+SESSION_MS = 60_000
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Any:
+    bench = Bench(
+        tmp_path / "data", durability="os", max_remembered_bytes=LIMIT, group_consumer_session_timeout_ms=SESSION_MS
+    )
+    bench.ask(wire.OFFSET_FETCH, 5, wire.OFFSET_FETCH.Request(group_id="g", topics=[]))  # so that the groups are known
+    yield bench
+    bench.close()
+
+
+def join(bench: Bench, number: int, version: int = 3, size: int = 100_000, group: str = "") -> int:
+    request = wire.JOIN_GROUP.Request
+    asked = request(
+        group_id=group or f"g{number}",
+        session_timeout_ms=SESSION_MS,
+        rebalance_timeout_ms=SESSION_MS,
+        protocol_type="consumer",
+        protocols=[request.Protocol(name="range", metadata=bytes(size))],
+    )
+    return int(bench.ask(wire.JOIN_GROUP, version, asked).error_code)
+
+
+def join_for_an_id(bench: Bench, number: int) -> int:
+    code = join(bench, number, version=5, size=1)
+    return 0 if code == codes.MEMBER_ID_REQUIRED else code
+
+
+def beat(bench: Bench, number: int) -> int:
+    asked = wire.CONSUMER_GROUP_HEARTBEAT.Request(
+        group_id=f"g{number}",
+        member_id=f"m{number}",
+        rebalance_timeout_ms=1_000,
+        subscribed_topic_names=[f"{name:0200}" for name in range(400)],
+        topic_partitions=[],
+    )
+    return int(bench.ask(wire.CONSUMER_GROUP_HEARTBEAT, 1, asked).error_code)
+
+
+def take_id(bench: Bench, number: int) -> int:
+    asked = wire.INIT_PRODUCER_ID.Request(transactional_id=f"id-{number}", transaction_timeout_ms=1_000)
+    return int(bench.ask(wire.INIT_PRODUCER_ID, 4, asked).error_code)
+
+
+def fill(bench: Bench, ask: Callable[[Bench, int], int]) -> None:
+    """Asks for more and more groups or ids until the broker refuses them."""
+    number = 0
+    while (code := ask(bench, number)) == 0:
+        number += 1
+    assert code == codes.COORDINATOR_NOT_AVAILABLE and number
+    assert {ask(bench, number + more) for more in range(5)} == {code}
+
+
+@pytest.mark.parametrize("ask", [join, join_for_an_id, beat, take_id])
+def test_members_of_many_groups_share_one_limit(small: Bench, ask: Callable[[Bench, int], int]) -> None:
+    """Limits of a member and of a group are none of how many: 1,990 requests of 1 MB kept 2,979 MiB for 30 minutes."""
+    fill(small, ask)
+    state = small.broker.state
+    assert LIMIT * 0.8 < sum(held() for held in state.remembered.holders) <= LIMIT
+
+
+@pytest.mark.parametrize("ask", [join, join_for_an_id, beat])
+def test_members_that_left_make_room_for_others(small: Bench, ask: Callable[[Bench, int], int]) -> None:
+    fill(small, ask)
+    small.now_ms += 6 * SESSION_MS
+    small.broker.tick(small.now_ms)
+    assert join(small, 0, group="other") == 0
+
+
+def test_a_member_that_joins_again_and_again_is_counted_once(small: Bench) -> None:
+    request = wire.JOIN_GROUP.Request
+    asked = request(
+        group_id="g",
+        session_timeout_ms=SESSION_MS,
+        rebalance_timeout_ms=SESSION_MS,
+        protocol_type="consumer",
+        protocols=[request.Protocol(name="range", metadata=bytes(300_000))],
+    )
+    asked.member_id = small.ask(wire.JOIN_GROUP, 3, asked).member_id
+    for _ in range(20):
+        small.now_ms += 6_000
+        joined = small.ask(wire.JOIN_GROUP, 3, asked)
+        assert joined.error_code == 0
+
+
+def test_heartbeats_need_no_room(small: Bench) -> None:
+    first = wire.CONSUMER_GROUP_HEARTBEAT.Request(
+        group_id="g", member_id="m", rebalance_timeout_ms=1_000, subscribed_topic_names=["t"], topic_partitions=[]
+    )
+    epoch = small.ask(wire.CONSUMER_GROUP_HEARTBEAT, 1, first).member_epoch
+    fill(small, join)
+    again = wire.CONSUMER_GROUP_HEARTBEAT.Request(group_id="g", member_id="m", member_epoch=epoch)
+    assert small.ask(wire.CONSUMER_GROUP_HEARTBEAT, 1, again).error_code == 0
+
+
+def test_assignments_share_the_limit(small: Bench) -> None:
+    request = wire.JOIN_GROUP.Request
+    answers = []
+    for number in range(4):
+        asked = request(
+            group_id=f"g{number}",
+            session_timeout_ms=SESSION_MS,
+            rebalance_timeout_ms=SESSION_MS,
+            protocol_type="consumer",
+            protocols=[request.Protocol(name="range", metadata=b"x")],
+        )
+        joined = small.ask(wire.JOIN_GROUP, 3, asked)
+        sync = wire.SYNC_GROUP.Request
+        lead = sync.Assignment(member_id=joined.member_id, assignment=bytes(400_000))
+        led = sync(group_id=f"g{number}", generation_id=1, member_id=joined.member_id, assignments=[lead])
+        answers.append(small.ask(wire.SYNC_GROUP, 3, led).error_code)
+    assert answers == [0, 0, codes.COORDINATOR_NOT_AVAILABLE, codes.COORDINATOR_NOT_AVAILABLE]
+
+
+# -- requests in work ------------------------------------------------------------------------------------------------
+
+
+class Crowd:
+    """Connections of a broker whose disk stands still."""
+
+    def __init__(self, bench: Bench, count: int, limit_bytes: int) -> None:
+        self.bench = bench
+        self.budget = Budget(limit_bytes)
+        workload = Workload(500, self.budget)
+        self.answers: list[Any] = []
+        self.connections = [
+            Connection(self.handle, Settings(), self.budget, workload, 0, lambda: None) for _ in range(count)
+        ]
+
+    def handle(self, frame: memoryview, now_ms: int) -> Any:
+        reply = self.bench.broker.handle(SESSION, frame, self.bench.now_ms)
+        self.answers.append(reply)
+        return reply
+
+    def feed(self, connection: Connection, data: bytes) -> bool:
+        """Whether all of it could be read."""
+        at = 0
+        while at < len(data):
+            room = connection.get_buffer()
+            if not room:
+                return False
+            size = min(len(room), len(data) - at)
+            room[:size] = data[at : at + size]
+            connection.received(size, 0)
+            at += size
+        return True
+
+
+def test_produce_requests_that_wait_share_the_limit_of_buffers(bench: Bench) -> None:
+    """They were counted until they were read, so 500 requests of 100 MB could wait for one slow disk."""
+    bench.logdir.create_topic("t")
+    bench.at_once = False
+    frame = wire.encode_request(wire.PRODUCE, 9, 1, "c", bench.produces(encode([(None, bytes(900_000))], now_ms=1)))
+    crowd = Crowd(bench, 20, 8 << 20)
+    read = [crowd.feed(connection, frame) for connection in crowd.connections]
+    held = sum(isinstance(answer, Answer) and not answer.is_set for answer in crowd.answers)
+    assert held == len(crowd.answers) and 3 <= held <= 9, "no more than the limit waits for the disk"
+    assert crowd.budget.kept_bytes > held * 900_000
+    assert not all(read)
+    assert crowd.budget.relieve(10**9, 30_000) == {}, "ending a connection would not help"
+    bench.run()
+    assert all(answer.is_set for answer in crowd.answers)
+    assert crowd.budget.kept_bytes == 0
+    for connection in crowd.connections:
+        connection.close()
+    assert crowd.budget.used_bytes == 0
+
+
+def test_entries_of_unanswered_requests_share_the_limit_of_buffers(bench: Bench) -> None:
+    """A small frame may name 10,000 partitions, and Python takes 300 bytes for each."""
+    bench.logdir.create_topic("t")
+    bench.at_once = False
+    asked = wire.LIST_OFFSETS.Request
+    parts = [asked.Topic.Partition(partition_index=number, timestamp=-1) for number in range(900)]
+    frame = wire.encode_request(wire.LIST_OFFSETS, 6, 1, "c", asked(topics=[asked.Topic(name="t", partitions=parts)]))
+    crowd = Crowd(bench, 20, 1 << 20)
+    for connection in crowd.connections:
+        crowd.feed(connection, frame)
+    assert 3 <= len(crowd.answers) <= 5
+    while len(crowd.answers) < 20 or crowd.budget.kept_bytes:
+        bench.run()
+        for connection in crowd.connections:
+            connection.process(0)
+
+
+def test_a_connection_that_ends_gives_back_what_its_requests_held(bench: Bench) -> None:
+    bench.logdir.create_topic("t")
+    bench.at_once = False
+    frame = wire.encode_request(wire.PRODUCE, 9, 1, "c", bench.produces(encode([(None, bytes(9_000))], now_ms=1)))
+    crowd = Crowd(bench, 1, 8 << 20)
+    crowd.feed(crowd.connections[0], frame * 3)
+    assert crowd.budget.kept_bytes > 27_000
+    crowd.connections[0].close()
+    assert crowd.budget.used_bytes == crowd.budget.kept_bytes == 0
+    bench.run()
