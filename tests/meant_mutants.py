@@ -1078,7 +1078,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "requests_of_a_connection_that_ended_stay_in_work", "netshim/connection.py",
-        "                    self._workload.end()\n",
+        "                    self._workload.end(slot.held_bytes)\n",
         "                    pass\n",
         "netshim/test_connection.py",
     ),

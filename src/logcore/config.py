@@ -11,7 +11,7 @@ This module reads no file and keeps no state.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 import attrs
@@ -24,24 +24,45 @@ INT64_MAX: Final = 2**63 - 1
 MAX_DECOMPRESSED_BYTES: Final = 64 << 20
 #: Of compaction's table of keys, by default. Kafka: log.cleaner.dedupe.buffer.size.
 DEDUPE_BYTES: Final = 128 << 20
+#: A list of throttled replicas: its pattern, and what is expected.
+_REPLICAS: Final = (r"\*|(\d+:\d+)?(,(\d+:\d+)?)*", "partition:broker, more of these, or *")
+#: Numbers as Java reads them: int() and float() take more, such as 1_000, and less, such as 0.5f.
+_INTEGER: Final = re.compile(r"[+-]?\d+")
+_DOUBLE: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?[fFdD]?", re.ASCII)
 
 
-def _int(name: str, default: int, low: int, high: int = INT32_MAX, doc: str = "", *, ours: bool = False) -> Any:
-    return attrs.field(
-        default=default, metadata={"name": name, "type": "int", "range": (low, high), "doc": doc, "ours": ours}
-    )
+def _int(
+    name: str,
+    default: int,
+    low: int,
+    high: int = INT32_MAX,
+    doc: str = "",
+    *,
+    also: int | None = None,
+    ours: bool = False,
+) -> Any:
+    """also: a value outside of the range that is taken too."""
+    facts = {"name": name, "type": "int", "range": (low, high), "also": also, "doc": doc, "ours": ours}
+    return attrs.field(default=default, metadata=facts)
 
 
 def _long(name: str, default: int, low: int, high: int = INT64_MAX, doc: str = "") -> Any:
     return attrs.field(default=default, metadata={"name": name, "type": "long", "range": (low, high), "doc": doc})
 
 
-def _choice(name: str, default: str, choices: tuple[str, ...], doc: str = "", kind: str = "string") -> Any:
-    return attrs.field(default=default, metadata={"name": name, "type": kind, "choices": choices, "doc": doc})
+def _choice(name: str, default: str, choices: tuple[str, ...], doc: str = "") -> Any:
+    return attrs.field(default=default, metadata={"name": name, "type": "string", "choices": choices, "doc": doc})
 
 
-def _boolean(name: str, default: bool, doc: str = "") -> Any:
-    return attrs.field(default=default, metadata={"name": name, "type": "boolean", "doc": doc})
+def _list(name: str, default: str, pattern: str, expected: str) -> Any:
+    """Parts with commas between them, no parts by the empty text. pattern: of the whole, without the spaces."""
+    facts = {"name": name, "type": "list", "pattern": pattern, "expected": expected, "doc": ""}
+    return attrs.field(default=default, metadata=facts)
+
+
+def _boolean(name: str, default: bool, doc: str = "", *, only: bool | None = None) -> Any:
+    """only: the one value that is taken."""
+    return attrs.field(default=default, metadata={"name": name, "type": "boolean", "only": only, "doc": doc})
 
 
 def _text(name: str, default: str, doc: str = "", *, ours: bool = False) -> Any:
@@ -56,18 +77,18 @@ def _double(name: str, default: float, low: float, high: float, doc: str = "") -
 class LogConfig:
     """Kafka's topic-level settings. Build one with LogConfig.parse({"segment.bytes": 1 << 20}).
 
-    Those that concern what this library does not do, such as remote storage, are checked and kept for a Kafka that
-    takes the directory over.
+    Those that concern what this library does not do, such as throttled replicas, are checked and kept for a Kafka that
+    takes the directory over. Remote storage cannot be enabled, as in a Kafka without a remote log manager.
     """
 
     segment_bytes: int = _int("segment.bytes", 1 << 30, 14, doc="roll before a segment grows above this")
     segment_ms: int = _long("segment.ms", 604_800_000, 1, doc="roll when record times span more than this")
     segment_jitter_ms: int = _long("segment.jitter.ms", 0, 0)
-    segment_index_bytes: int = _int("segment.index.bytes", 10_485_760, 12, doc="size of a full index file")
+    segment_index_bytes: int = _int("segment.index.bytes", 10_485_760, 4, doc="size of a full index file")
     index_interval_bytes: int = _int("index.interval.bytes", 4096, 0, doc="bytes between index entries")
     flush_messages: int = _long("flush.messages", INT64_MAX, 1, doc="sync when this many records are not on disk")
     flush_ms: int = _long("flush.ms", INT64_MAX, 0, doc="sync when a record has not been on disk for this long")
-    retention_bytes: int = _long("retention.bytes", -1, -1)
+    retention_bytes: int = _long("retention.bytes", -1, -INT64_MAX - 1)
     retention_ms: int = _long("retention.ms", 604_800_000, -1)
     max_message_bytes: int = _int("max.message.bytes", 1_048_588, 0, doc="largest batch")
     max_decompressed_bytes: int = _int(
@@ -81,8 +102,8 @@ class LogConfig:
     mirror_source: str = _text(
         "mirror.source", "", "what the topic mirrors, offset by offset; then nothing else may write it", ours=True
     )
-    cleanup_policy: str = _choice(
-        "cleanup.policy", "delete", ("delete", "compact", "compact,delete", "delete,compact"), kind="list"
+    cleanup_policy: str = _list(
+        "cleanup.policy", "delete", r"((delete|compact)(,(delete|compact))*)?", "delete, compact, both or nothing"
     )
     delete_retention_ms: int = _long("delete.retention.ms", 86_400_000, 0)
     min_compaction_lag_ms: int = _long("min.compaction.lag.ms", 0, 0)
@@ -95,17 +116,20 @@ class LogConfig:
         ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"),
         "codec of what is written; producer keeps what comes",
     )
-    compression_gzip_level: int = _int("compression.gzip.level", -1, -1, 9)
+    compression_gzip_level: int = _int("compression.gzip.level", -1, 1, 9, also=-1)
     compression_lz4_level: int = _int("compression.lz4.level", 9, 1, 17)
     compression_zstd_level: int = _int("compression.zstd.level", 3, -131_072, 22)
     preallocate: bool = _boolean("preallocate", False)
     message_timestamp_type: str = _choice("message.timestamp.type", "CreateTime", ("CreateTime", "LogAppendTime"))
     message_timestamp_before_max_ms: int = _long("message.timestamp.before.max.ms", INT64_MAX, 0)
     message_timestamp_after_max_ms: int = _long("message.timestamp.after.max.ms", INT64_MAX, 0)
-    message_downconversion_enable: bool = _boolean("message.downconversion.enable", True)
     min_insync_replicas: int = _int("min.insync.replicas", 1, 1)
     unclean_leader_election_enable: bool = _boolean("unclean.leader.election.enable", False)
-    remote_storage_enable: bool = _boolean("remote.storage.enable", False)
+    leader_replication_throttled_replicas: str = _list("leader.replication.throttled.replicas", "", *_REPLICAS)
+    follower_replication_throttled_replicas: str = _list("follower.replication.throttled.replicas", "", *_REPLICAS)
+    remote_storage_enable: bool = _boolean("remote.storage.enable", False, only=False)
+    remote_log_copy_disable: bool = _boolean("remote.log.copy.disable", False)
+    remote_log_delete_on_disable: bool = _boolean("remote.log.delete.on.disable", False)
     local_retention_ms: int = _long("local.retention.ms", -2, -2)
     local_retention_bytes: int = _long("local.retention.bytes", -2, -2)
 
@@ -177,40 +201,48 @@ def config_text(value: float | bool | str) -> str:
 
 
 def _checked(name: str, value: object, facts: Mapping[str, Any]) -> float | bool | str:
+    text = str(value)
     if "choices" in facts:
-        text = str(value).replace(" ", "")
-        text = {"none": "uncompressed"}.get(text, text)
+        text = text.strip()
         if text not in facts["choices"]:
             raise InvalidConfigError(
                 f"config {name!r}", expected=f"one of {', '.join(facts['choices'])}", found=repr(value)
             )
         return text
+    if facts["type"] == "list":
+        parts = [part.strip() for part in text.split(",")] if text.strip() else []
+        if not re.fullmatch(facts["pattern"], ",".join(parts)):
+            raise InvalidConfigError(f"config {name!r}", expected=facts["expected"], found=repr(value))
+        return ",".join(parts)
     if facts["type"] == "boolean":
-        truth = {"true": True, "false": False}.get(str(value).lower())
-        if truth is None:
-            raise InvalidConfigError(f"config {name!r}", expected="true or false", found=repr(value))
+        truth = {"true": True, "false": False}.get(text.strip().lower())
+        if truth is None or facts["only"] not in (None, truth):
+            expected = "true or false" if facts["only"] is None else config_text(facts["only"])
+            raise InvalidConfigError(f"config {name!r}", expected=expected, found=repr(value))
         return truth
     if "range" not in facts:
-        return str(value)
+        return text
     low, high = facts["range"]
-    is_double = facts["type"] == "double"
-    parse: Callable[[Any], float] = int
-    if is_double:
-        parse = float
-    kind = "an integer"
-    if is_double:
-        kind = "a number"
-    try:
-        given: Any = value
-        taken = isinstance(given, (int, float, str) if is_double else (int, str)) and not isinstance(given, bool)
-        number = None
-        if taken:
-            number = parse(given)
-    except ValueError:
-        number = None
-    if number is None or not low <= number <= high:
-        raise InvalidConfigError(f"config {name!r}", expected=f"{kind} from {low} to {high}", found=repr(value))
+    number = _number(value, is_double=facts["type"] == "double")
+    if number is None or not (low <= number <= high or number == facts.get("also")):
+        kind = "a number" if facts["type"] == "double" else "an integer"
+        other = "" if facts.get("also") is None else f", or {facts['also']}"
+        raise InvalidConfigError(f"config {name!r}", expected=f"{kind} from {low} to {high}{other}", found=repr(value))
     return number
+
+
+def _number(value: object, *, is_double: bool) -> float | None:
+    """A number, or the one that a text means in Java; None for anything else."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, str):
+        text = value.strip()
+        if is_double:
+            return float(text.rstrip("fFdD")) if _DOUBLE.fullmatch(text) else None
+        return int(text) if _INTEGER.fullmatch(text) else None
+    if isinstance(value, (int, float) if is_double else int):
+        return value
+    return None
 
 
 #: Of logs that were given no settings: Kafka's seven days are not to take the records of a user who never heard of

@@ -39,7 +39,7 @@ from logcore.registry.views import register_broker
 from netshim.broker import Broker, tells
 from netshim.connection import Budget, Connection, Workload
 from netshim.session import Session
-from netshim.settings import Settings
+from netshim.settings import TOPIC_DEFAULTS, Settings
 from netshim.waiting import CloseConnection
 
 _log = logging.getLogger("netshim")
@@ -61,8 +61,6 @@ _FORGET_S: Final = 30.0
 _HALF_OPEN_MS: Final = 1_000
 #: A transport copies what it cannot send at once, so it is given no more while it holds this much.
 _UNSENT_BYTES: Final = 256 << 10
-#: Kafka's defaults where the library has none of its own. A record from the future is never too old to keep.
-_TOPIC_DEFAULTS: Final = {"message.timestamp.after.max.ms": 3_600_000}
 #: The most bytes that group commit leaves unsynced; above it an append syncs first, in a thread. With the library's own
 #: 1 MiB, producers with acks=1 would wait for a sync every 2 ms at 500 MB/s. The policy that is stored with a partition
 #: contains this number too, because recovery accepts damage as the result of a crash only in bytes that may have been
@@ -355,7 +353,7 @@ class Server:
             self.path,
             create=True,
             durability=self._durability,
-            config={**_TOPIC_DEFAULTS, **(self._config or {})},
+            config={**TOPIC_DEFAULTS, **(self._config or {})},
             upkeep=Upkeep(compaction_backoff_ms=self.settings.cleaner_backoff_ms),
             shared=self._shared,
             fs=self._fs,

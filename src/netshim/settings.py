@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import attrs
@@ -22,6 +23,8 @@ def _setting(default: int, low: int, high: int = INT32_MAX, *, doc: str) -> Any:
     return attrs.field(default=default, validator=_between(low, high), metadata={"doc": doc, "range": (low, high)})
 
 
+#: Kafka's defaults for topics where the library has another one. A record from the future is never too old to keep.
+TOPIC_DEFAULTS: Final[Mapping[str, object]] = {"message.timestamp.after.max.ms": 3_600_000}
 #: Of Kafka's group.consumer.migration.policy.
 MIGRATION_POLICIES: Final = ("disabled", "upgrade", "downgrade", "bidirectional")
 

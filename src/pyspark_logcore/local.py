@@ -250,7 +250,8 @@ class LocalWriter:
         )
         settings = {name: _text(value) for name, value in (config or {}).items()}
         if parsed.codec is not None:
-            settings.setdefault("compression.type", parsed.codec)
+            # What producers call none is uncompressed among the settings of topics.
+            settings.setdefault("compression.type", parsed.codec.replace("none", "uncompressed"))
         settings.setdefault("batch.size", str(parsed.batch_bytes))
         LogConfig.parse(settings)
         if not job or batch < 0:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from netshim.testing import start
-from support import kafka_jvm
+from support import kafka_jvm, topicsettings
 from support.conformance import report
 
 pytestmark = pytest.mark.interop
@@ -31,3 +31,12 @@ def test_each_difference_from_kafka_has_a_reason(tmp_path: Path) -> None:
     assert used == set(report.REASONS)
     report.keep(theirs)
     report.PAGE.write_text(report.page(ours, theirs), encoding="utf-8")
+
+
+def test_kafka_judges_settings_of_topics_as_it_did(tmp_path: Path) -> None:
+    """tests/netshim/test_topic_settings.py compares with what is written here."""
+    before = topicsettings.stored()
+    with kafka_jvm.Broker(tmp_path) as broker:
+        found = topicsettings.ask(int(broker.address.rpartition(":")[2]))
+    topicsettings.store(found)
+    assert found == before

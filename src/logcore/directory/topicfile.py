@@ -29,6 +29,8 @@ NO_ID: Final = uuid.UUID(int=0)
 #: Not Kafka's limit: each is a directory with files, and a slip of the keyboard must not make a million of them.
 MOST_PARTITIONS: Final = 100_000
 _MOST_IN_ALL: Final = 1_000_000
+#: Taken until Kafka 4 removed it; rows that an earlier version wrote may have it.
+_REMOVED_SETTING: Final = "message.downconversion.enable"
 
 
 class PartitionNumbers(tuple[int, ...]):
@@ -89,6 +91,7 @@ class TopicEntry:
         overrides = facts.get("config", {})
         if not isinstance(overrides, dict) or not all(isinstance(value, str) for value in overrides.values()):
             raise ValueError(f"topic {name} with settings that are no text")
+        overrides = {setting: value for setting, value in overrides.items() if setting != _REMOVED_SETTING}
         try:
             topic_id = parse_id(facts["id"])
         except (KeyError, TypeError, ValueError):
@@ -101,7 +104,7 @@ class TopicEntry:
             name,
             known_id,
             count,
-            dict(overrides),
+            overrides,
             PartitionNumbers(range(count)),
             facts.get("deleting") is True,
             adding,

@@ -19,6 +19,7 @@ from netshim import wire
 from netshim.groups import group_rules
 from netshim.handlers.failures import code_of, message_of
 from netshim.journal import shown
+from netshim.settings import TOPIC_DEFAULTS
 from netshim.state import Call, State
 from netshim.waiting import Answer, as_value
 from netshim.wire import codes
@@ -56,12 +57,18 @@ _APPEND: Final = 2
 _SUBTRACT: Final = 3
 
 
-def source_of(name: str, overrides: Iterable[str], given: Iterable[str]) -> int:
+def source_of(name: str, overrides: Iterable[str], given: Mapping[str, object]) -> int:
+    """given: the settings that the broker was started with."""
     if name in overrides:
         return _FROM_TOPIC
-    if name in given:
+    if name in given and given[name] != _default(name):
         return _FROM_BROKER
     return _FROM_DEFAULT
+
+
+def _default(name: str) -> Any:
+    """Kafka's default of a topic's setting."""
+    return TOPIC_DEFAULTS.get(name, CONFIGS[name].default)
 
 
 def describe_configs(request: DescribeConfigsRequest, call: Call, state: State) -> Answer:
@@ -114,8 +121,10 @@ def _topic_configs(
             chain: list[tuple[Any, int]] = [
                 (described.overrides.get(name), _FROM_TOPIC),
                 (given.get(name), _FROM_BROKER),
-                (CONFIGS[name].default, _FROM_DEFAULT),
+                (_default(name), _FROM_DEFAULT),
             ]
+            if source_of(name, (), given) == _FROM_DEFAULT:
+                del chain[1]
             synonyms = [
                 config_type.Synonym(name=name, value=config_text(of), source=source)
                 for of, source in chain
@@ -232,7 +241,8 @@ class _Topics:
         check_topic_name(name)
         if CONFIGS.get(key) is None or CONFIGS[key].metadata["type"] != "list":
             return None
-        return str(self._logdir.describe_topic(name).config.as_mapping()[key]).split(",")
+        present = str(self._logdir.describe_topic(name).config.as_mapping()[key])
+        return present.split(",") if present else []
 
     def alter(self, name: str, wanted: dict[str, object | None], *, check_only: bool) -> None:
         check_topic_name(name)

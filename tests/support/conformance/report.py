@@ -47,9 +47,6 @@ REASONS: Mapping[tuple[str, str], str] = {
     ("Fetch", "session: *"): _SESSIONS,
     ("CreateTopics", "only checked"): "Kafka draws an id for a topic that it does not make",
     ("DescribeConfigs", "with synonyms"): "Kafka's default of retention.ms is a setting in hours, which it leaves out",
-    ("DescribeConfigs", "all of a topic"): (
-        "settings of tiered storage and of throttled replication are not there; message.downconversion.enable is"
-    ),
     ("AlterConfigs", "a topic twice"): "Kafka fails and does not answer",
     ("IncrementalAlterConfigs", "an operation that is not there"): "Kafka fails with UNKNOWN_SERVER_ERROR",
     ("AddOffsetsToTxn", "an empty group id"): "Kafka takes it, and refuses each commit of that group",
