@@ -44,6 +44,8 @@ TXN_ENTRY: Final = np.dtype(
 )
 #: Index entries are written, and counted against the room for them, when this many have come.
 _LOOK_ENTRIES: Final = 512
+_ZEROS_AT_ONCE: Final = 64 << 10
+_ZEROS: Final = bytes(_ZEROS_AT_ONCE)
 _OFFSET: Final = struct.Struct(">ii")
 _TXN: Final = struct.Struct(">hqqqq")
 _TIME: Final = struct.Struct(">qi")
@@ -110,12 +112,14 @@ class _Entries:
         """
         try:
             with opened(fs, self.path) as handle:
-                content = fs.pread(handle, fs.size(handle), 0)
+                size = fs.size(handle)
+                length = min(size, len(self.data))
+                content = fs.pread(handle, length, 0) if keeps_rest else _read_without_zeros(fs, handle, size)
         except FileNotFoundError:
             return -1
-        length = min(len(content), len(self.data))
-        if content[:length] == bytes(self.data[:length]) and (keeps_rest or not any(content[length:])):
-            if keeps_rest or length == len(content):
+        front = content[:length].ljust(length, b"\0")
+        if front == bytes(self.data[:length]) and (keeps_rest or len(content) <= length):
+            if keeps_rest or length == size:
                 return length
             return -1
         fs.unlink(self.path)
@@ -200,6 +204,45 @@ class TransactionIndex(_Entries):
         return np.frombuffer(self.data, TXN_ENTRY, len(self))
 
 
+def size_without_zeros(data: bytes | memoryview) -> int:
+    """How many bytes there are without the zeros at the end."""
+    values = np.frombuffer(data, np.uint8)
+    end = len(values)
+    while end and not values[max(0, end - _ZEROS_AT_ONCE) : end].any():
+        end = max(0, end - _ZEROS_AT_ONCE)
+    if not end:
+        return 0
+    start = max(0, end - _ZEROS_AT_ONCE)
+    return start + int(np.flatnonzero(values[start:end])[-1]) + 1
+
+
+def read_front(fs: FS, handle: int, entry_size: int) -> bytes:
+    """The entries at the front of an index file, up to the zeros that Kafka's files of 10 MiB end in."""
+    size = fs.size(handle)
+    data = fs.pread(handle, min(size, _ZEROS_AT_ONCE), 0)
+    while len(data) < size and size_without_zeros(data) > len(data) - entry_size:
+        more = fs.pread(handle, min(size - len(data), len(data)), len(data))
+        if not more:
+            break
+        data += more
+    # An entry may itself end in zeros.
+    used_entries = -(-size_without_zeros(data) // entry_size)
+    return data[: min(used_entries, len(data) // entry_size) * entry_size]
+
+
+def _read_without_zeros(fs: FS, handle: int, size: int) -> bytes:
+    """The content of a file of so many bytes, without the zeros at the end."""
+    end = size
+    while end > 0:
+        start = max(0, end - _ZEROS_AT_ONCE)
+        chunk = fs.pread(handle, end - start, start)
+        if chunk != _ZEROS[: len(chunk)]:
+            used = start + size_without_zeros(chunk)
+            return chunk[:used] if not start else fs.pread(handle, used, 0)
+        end = start
+    return b""
+
+
 def load(fs: FS, path: str, kind: type[_Entries]) -> memoryview:
     """A mapped index file without the zeros that an untrimmed one ends in; empty when there is none."""
     try:
@@ -214,10 +257,7 @@ def load(fs: FS, path: str, kind: type[_Entries]) -> memoryview:
     if any(view[size - kind.entry_size :]):
         return view
     # Kafka keeps the index of an active segment at its full size, and a crash leaves it so: zeros are no entries.
-    used = 0
-    if any(view):
-        used = int(np.flatnonzero(np.frombuffer(view, np.uint8))[-1]) + 1
-    used_entries = -(-used // kind.entry_size)  # the last one may itself end in zeros
+    used_entries = -(-size_without_zeros(view) // kind.entry_size)  # the last one may itself end in zeros
     return view[: used_entries * kind.entry_size]
 
 

@@ -31,7 +31,7 @@ from logcore.errors import (
     StorageWriteError,
 )
 from logcore.fs import FS, opened
-from logcore.index import AbortedTransaction, IndexWriter, OffsetIndex, TimeIndex, load, rises
+from logcore.index import AbortedTransaction, IndexWriter, OffsetIndex, TimeIndex, load, read_front, rises
 from logcore.kernels import Record, SegmentFields, kernel, layout
 from logcore.kernels.layout import EncodedBatch
 from logcore.names import DELETED, INDEX, INDEXES, LOG, TIME_INDEX
@@ -502,14 +502,9 @@ class PiecedSegment(GrowingSegment):
 def _read(fs: FS, path: str, kind: type[OffsetIndex] | type[TimeIndex]) -> bytes:
     try:
         with opened(fs, path) as handle:
-            data = fs.pread(handle, fs.size(handle), 0)
+            return read_front(fs, handle, kind.entry_size)
     except FileNotFoundError:
         return b""
-    # Whole entries, without the zeros that fill up an index file of Kafka's. An entry may itself end in zeros.
-    used = len(data.rstrip(b"\0"))
-    used_entries = -(-used // kind.entry_size)
-    whole_entries = len(data) // kind.entry_size
-    return data[: min(used_entries, whole_entries) * kind.entry_size]
 
 
 class ActiveSegment(GrowingSegment):

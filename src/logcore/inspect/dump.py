@@ -31,7 +31,7 @@ from logcore.format import groupsettings
 from logcore.format.consumergrouprecords import described_consumers
 from logcore.format.grouprecords import described
 from logcore.fs import FS, OS, opened
-from logcore.index import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY
+from logcore.index import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY, size_without_zeros
 from logcore.inspect.survey import OFFSET_CHECKPOINTS, kind_of, living_name
 from logcore.kernels import Record, layout
 from logcore.names import LOG, OFFSETS_TOPIC, SUFFIXES, base_offset_of, partition_of
@@ -226,7 +226,7 @@ class IndexTable:
         data = _content(fs, path)
         fragment = len(data) % kind.itemsize
         whole = len(data) - fragment
-        used = -(-len(data[:whole].rstrip(b"\0")) // kind.itemsize) * kind.itemsize
+        used = -(-size_without_zeros(data[:whole]) // kind.itemsize) * kind.itemsize
         return cls(np.frombuffer(data, kind, used // kind.itemsize), whole - used, fragment)
 
     def rest(self) -> Iterator[Row]:
