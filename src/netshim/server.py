@@ -270,7 +270,9 @@ class Server:
         if not isinstance(port, int) or not 0 <= port <= 65_535:
             raise logcore.InvalidConfigError("port", expected="0 to 65535", found=repr(port))
         self.path = os.fspath(path)
-        self.host = host or "0.0.0.0"
+        if not host:  # such as an empty variable of a script: nobody means all networks by it
+            raise logcore.InvalidConfigError("host", expected="an address; 0.0.0.0 for all", found=repr(host))
+        self.host = host
         self.advertised = advertised
         self.settings = attrs.evolve(settings or Settings(), **more)
         self._wanted_port = port

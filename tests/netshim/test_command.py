@@ -11,6 +11,7 @@ import attrs
 import pytest
 
 import logcore
+from netshim.server import Server
 from netshim.settings import Settings
 
 click_testing = pytest.importorskip("click.testing")
@@ -58,6 +59,7 @@ def test_the_version() -> None:
         (("serve", "data", "--num-partitions", "0"), "--num-partitions"),
         (("serve", "data", "--num-partition", "3"), "--num-partitions"),
         (("serve", "data", "--advertise", "nowhere"), "expected HOST:PORT, found 'nowhere'"),
+        (("serve", "data", "--host", ""), "0.0.0.0 for all"),
         (("serve", "data", "--config", "x"), "NAME=VALUE"),
         (("serve", "data", "--config", "retention.mss=1"), "did you mean 'retention.ms'"),
         (("serve", "data", "--durability", "maybe"), "unknown durability"),
@@ -70,6 +72,12 @@ def test_wrong_usage_exits_2_and_makes_nothing(
     code, text = run(*arguments)
     assert code == 2 and words in text and "Traceback" not in text
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_with_an_empty_host_raises() -> None:
+    """It listened on all addresses: an empty variable of a script opened the broker to the network."""
+    with pytest.raises(logcore.InvalidConfigError, match=r"host \(expected an address; 0.0.0.0 for all"):
+        Server("data", host="")
 
 
 def test_without_click_it_says_what_to_install() -> None:
