@@ -354,3 +354,20 @@ tell("tick", 30, "nobody has asked for it on standard error")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+@pytest.mark.parametrize("closing", ["deleted", "closed"])
+def test_a_log_that_is_deleted_before_its_tick_is_no_incident(data: str, closing: str) -> None:
+    """Each deletion of a topic that was written logged `LogClosedError`, 40 lines for 60 partitions."""
+    with logcore.open_dir(data, create=True, durability="os") as logdir:
+        logdir.create_topic("t", partitions=20, config={"flush.ms": 0, "cleanup.policy": "compact"})
+        for number in range(20):
+            logdir.partition("t", number).append(b"v", key=b"k")
+        for number in range(20):
+            if closing == "closed":
+                logdir.partition("t", number).close()
+        if closing == "deleted":
+            logdir.delete_topic("t")
+        for _ in range(5):
+            logdir.tick()
+        assert logdir.incidents() == ()

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Generator
 from typing import Final
 
-from logcore.errors import LogcoreError
+from logcore.errors import LogClosedError, LogcoreError
 from logcore.fs import FS
 from logcore.notices import WARNING, Incident, tell
 
@@ -41,7 +41,12 @@ class Incidents:
             return tuple(self._known.values())
 
     def met(self, work: str, where: str, error: LogcoreError | OSError) -> None:
-        """Keeps an error. where: the partition's or topic's name, or a path."""
+        """Keeps an error. where: the partition's or topic's name, or a path.
+
+        A log that was closed is no error: its topic was deleted, or its user closed it, while work waited for it.
+        """
+        if isinstance(error, LogClosedError):
+            return
         now_ms = self._fs.now_ms()
         kind = type(error).__name__
         with self._lock:
