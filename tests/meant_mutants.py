@@ -1338,8 +1338,8 @@ MISTAKES: Final = (
     # -- requests
     Mistake(
         "fetch_waits_for_its_first_partition", "netshim/handlers/fetch.py",
-        "    keys = [(name, partition.partition) for _, name, partition in wanted if name is not None]\n",
-        "    keys = [(name, partition.partition) for _, name, partition in wanted if name is not None][:1]\n",
+        "        for at, (_, name, partition) in enumerate(wanted)\n        if name",
+        "        for at, (_, name, partition) in enumerate(wanted[:1])\n        if name",
         "netshim/test_requests.py::test_a_fetch_waits_for_each_of_its_partitions",
     ),
     Mistake(
@@ -1362,6 +1362,24 @@ MISTAKES: Final = (
         'call.version < _ZSTD_SINCE and log.config.compression_type == "zstd"',
         "call.version < _ZSTD_SINCE",
         "netshim/test_requests.py::test_fetch_below_v10_gets_zstd_batches",
+    ),
+    Mistake(
+        "unknown_partitions_answer_a_fetch_at_once", "netshim/handlers/fetch.py",
+        "            part.error_code = code_of(error)\n            settled = settled or at not in missing\n",
+        "            part.error_code = code_of(error)\n            settled = True\n",
+        "netshim/test_kafka_answers.py",
+    ),
+    Mistake(
+        "waiting_requests_hold_no_memory", "netshim/connection.py",
+        "        self._budget.keep(size)\n",
+        "        self._budget.keep(0)\n",
+        "netshim/test_memory.py",
+    ),
+    Mistake(
+        "memory_is_counted_only_up", "logcore/coordination/remembered.py",
+        "            self._most_bytes = self._counted_bytes = sum(held() for held in self.holders)\n",
+        "            self._counted_bytes = self._most_bytes\n",
+        "netshim/test_memory.py",
     ),
     Mistake(
         "answers_keep_their_callbacks", "netshim/waiting.py",

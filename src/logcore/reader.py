@@ -387,6 +387,13 @@ class LogReader:
         The rule is Kafka's (ListOffsets, storage format section 11.3): the first segment whose largest timestamp
         reaches it, and in it the first record that does. A datetime has to have a time zone.
         """
+        found = self.place_of_timestamp(timestamp_ms, markers=False)
+        return None if found is None else found[0]
+
+    def place_of_timestamp(self, timestamp_ms: Time, *, markers: bool = True) -> tuple[int, int] | None:
+        """As offset_for_timestamp(), with the timestamp that was found there. markers: the end of a transaction counts
+        as a record, as in Kafka's ListOffsets.
+        """
         self._check_open()
         wanted = time_ms(timestamp_ms)
         assert wanted is not None, "the caller gives a time"
@@ -404,13 +411,19 @@ class LogReader:
         for segment, facts in self._state.gaps.walk(segments, log_start, visible, crc=True, passed=end_of_older):
             for row in np.flatnonzero(facts["max_timestamp"] >= wanted).tolist():
                 batch = segment.batch(int(facts["position"][row]))
-                if batch is None or batch.is_control:
+                if batch is None or (batch.is_control and not markers):
+                    continue
+                if batch.is_control:
+                    place = int(facts["last_offset"][row]), int(facts["max_timestamp"][row])
+                    if log_start <= place[0] < visible:
+                        return place
                     continue
                 for columns in batch.column_slices(SLICE_ROWS, max_size=self._state.config.max_decompressed_bytes):
                     late = columns.timestamps_ms >= wanted
                     late &= (columns.offsets >= log_start) & (columns.offsets < visible)
                     if late.any():
-                        return int(columns.offsets[int(late.argmax())])
+                        first = int(late.argmax())
+                        return int(columns.offsets[first]), int(columns.timestamps_ms[first])
         return None
 
     def _bounded(self) -> tuple[list[Segment], int]:
@@ -437,8 +450,10 @@ class LogReader:
             return segment.next_offset()
         return -1
 
-    def newest(self) -> tuple[int, int] | None:
-        """(offset, timestamp_ms) of the record with the largest timestamp, the first of them; None in an empty log."""
+    def newest(self, *, markers: bool = False) -> tuple[int, int] | None:
+        """(offset, timestamp_ms) of the record with the largest timestamp, the first of them; None in an empty log.
+        markers: as in place_of_timestamp().
+        """
         self._check_open()
         segments, visible = self._bounded()
 
@@ -451,11 +466,11 @@ class LogReader:
         largest = [segment.max_timestamp() for segment in segments]
         if not segments or max(largest) < 0:
             return None
-        offset = self.offset_for_timestamp(max(largest))
+        found = self.place_of_timestamp(max(largest), markers=markers)
         # The newest record lies below the log start, in a segment that is not deleted yet.
-        if offset is None:
+        if found is None:
             return self._newest_by_records()
-        return (offset, max(largest))
+        return found
 
     def _newest_by_records(self) -> tuple[int, int] | None:
         """As newest(), by looking at every record."""

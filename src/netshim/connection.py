@@ -53,6 +53,15 @@ def _tells_nothing(frame: memoryview) -> bool:
     return False
 
 
+def _refusal(start: bytes, size: int, limit: int) -> str:
+    """Why a connection ends whose bytes begin no frame, in the words of who has to change something."""
+    if start[:2] == b"\x16\x03":
+        return "the client speaks TLS, which is not served here; clients need security.protocol=PLAINTEXT"
+    if start in (b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"PRI "):
+        return "the client speaks HTTP; this is the port of a Kafka broker"
+    return f"a frame of {size} bytes; expected 1 to {limit}"
+
+
 class Budget:
     """Bytes that all connections together may hold beyond their small buffers.
 
@@ -281,7 +290,7 @@ class Connection:
             start = self._start
             size = int.from_bytes(view[start : start + 4], "big", signed=True)
             if not 0 < size <= limit:
-                raise CloseConnection(f"a frame of {size} bytes; expected 1 to {limit}")
+                raise CloseConnection(_refusal(bytes(view[start : start + 4]), size, limit))
             stop = start + 4 + size
             if stop > self._end:
                 break

@@ -92,9 +92,7 @@ def test_large_frames_grow_the_buffer_with_what_came_and_give_it_back(size: int)
     assert host.frames[-1] == b"again"
 
 
-@pytest.mark.parametrize(
-    "head", [b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x80\0\0\0", b"GET ", b"\x16\x03\x01\x00", b"\x06@\0\x01"]
-)
+@pytest.mark.parametrize("head", [b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x80\0\0\0", b"GEX ", b"\x06@\0\x01"])
 def test_impossible_sizes_end_the_connection(head: bytes) -> None:
     host = Host()
     with pytest.raises(CloseConnection, match="frame of"):
@@ -372,6 +370,20 @@ def test_a_request_larger_than_all_the_memory_ends_its_connection_alone() -> Non
     crowd.coming[good] = b"g"
     crowd.step()
     assert list(crowd.ended) == [greedy] and len(good.frames) == 1
+
+
+@pytest.mark.parametrize(
+    ("start", "words"),
+    [
+        (bytes.fromhex("160301020001"), "security.protocol=PLAINTEXT"),
+        (b"GET / HTTP/1.1\r\n", "speaks HTTP"),
+        (b"\x7f\xff\xff\xff", "a frame of 2147483647 bytes"),
+    ],
+)
+def test_clients_of_another_protocol_are_named(start: bytes, words: str) -> None:
+    """A TLS client was logged as a frame of 369295618 bytes."""
+    with pytest.raises(CloseConnection, match=words):
+        Host().feed(start)
 
 
 def test_a_closed_connection_keeps_nothing_alive() -> None:

@@ -847,26 +847,3 @@ def test_what_may_wait_for_the_disk_waits_in_another_thread(tmp_path: Path) -> N
         assert not committed.is_set
         bench.run()
         assert offset(committed) == 3_002
-
-
-@pytest.mark.parametrize("version", range(4, 19))
-def test_fetch_below_v10_gets_zstd_batches(bench: Bench, version: int) -> None:
-    """Clients such as kafka-python 2.0 read zstd with an old Fetch. They got nothing, mostly without an error.
-
-    Kafka refuses such a Fetch only if the topic's own `compression.type` is zstd.
-    """
-    batch = batch_of(b"value", codec="zstd")
-    bench.logdir.create_topic("t")
-    bench.logdir.create_topic("zstd", config={"compression.type": "zstd"})
-    assert bench.produce(batch).error_code == bench.produce(batch, topic="zstd").error_code == 0
-    ids = {"t": bench.logdir.topic_id("t").bytes, "zstd": bench.logdir.topic_id("zstd").bytes}
-    request = bench.fetches(range(1))
-    request.topics += bench.fetches(range(1), "zstd").topics
-    for topic in request.topics:
-        topic.topic_id = ids[topic.topic]
-    first, second = (topic.partitions[0] for topic in bench.ask(wire.FETCH, version, request).responses)
-    assert (first.error_code, bytes(first.records)[-20:]) == (0, batch[-20:])
-    if version >= 10:
-        assert second.error_code == 0 and second.records
-    else:
-        assert second.error_code == codes.UNSUPPORTED_COMPRESSION_TYPE and not second.records

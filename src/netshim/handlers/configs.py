@@ -48,6 +48,7 @@ _GROUP_DOCS: Final = {
 }
 _CONFIG_TYPES: Final = {"boolean": 1, "string": 2, "int": 3, "long": 5, "double": 6, "list": 7}
 _FROM_TOPIC: Final = 1
+_FROM_CLUSTER: Final = 3
 _FROM_BROKER: Final = 4
 _FROM_DEFAULT: Final = 5
 _FROM_GROUP: Final = 8
@@ -88,8 +89,10 @@ def _describe_configs(request: DescribeConfigsRequest, state: State) -> Describe
                 check_topic_name(asked.resource_name)
                 described = state.logdir.describe_topic(asked.resource_name)
                 result.configs = list(_topic_configs(asked, request, described, state))
-            elif asked.resource_type == _BROKER_RESOURCE and asked.resource_name in ("", str(state.node_id)):
+            elif asked.resource_type == _BROKER_RESOURCE and asked.resource_name == str(state.node_id):
                 result.configs = list(_broker_configs(asked, state))
+            elif asked.resource_type == _BROKER_RESOURCE and not asked.resource_name:
+                result.configs = list(_cluster_configs(asked, request, state))
             elif asked.resource_type == _BROKER_RESOURCE:
                 result.error_code = codes.INVALID_REQUEST
                 result.error_message = f"the only broker is {state.node_id}"
@@ -185,6 +188,25 @@ def _broker_configs(
             )
 
 
+def _cluster_configs(
+    asked: DescribeConfigsRequest.Resource, request: DescribeConfigsRequest, state: State
+) -> Iterable[DescribeConfigsResponse.Resource.Config]:
+    """What is set for all brokers of the cluster. Kafka 4 sets this one when the cluster is made."""
+    config_type = wire.DESCRIBE_CONFIGS.Response.Resource.Config
+    name = "min.insync.replicas"
+    value = config_text(state.logdir.config.min_insync_replicas)
+    if not asked.configuration_keys or name in asked.configuration_keys:
+        synonyms = [config_type.Synonym(name=name, value=value, source=_FROM_CLUSTER)]
+        yield config_type(
+            name=name,
+            value=value,
+            read_only=True,
+            config_source=_FROM_CLUSTER,
+            synonyms=synonyms if request.include_synonyms else [],
+            config_type=_CONFIG_TYPES["int"],
+        )
+
+
 def _group_configs(
     asked: DescribeConfigsRequest.Resource, request: DescribeConfigsRequest, state: State
 ) -> Iterable[DescribeConfigsResponse.Resource.Config]:
@@ -246,6 +268,8 @@ class _Topics:
 
     def alter(self, name: str, wanted: dict[str, object | None], *, check_only: bool) -> None:
         check_topic_name(name)
+        # What nobody knows is not set, so there is nothing to take back.
+        wanted = {key: value for key, value in wanted.items() if value is not None or key in CONFIGS}
         self._logdir.alter_topic(name, wanted, check_only=check_only)
 
 

@@ -75,6 +75,7 @@ def _fetch(request: FetchRequest, names: list[str | None], call: Call, state: St
     if request.session_id and request.session_epoch > 0:
         return response_type(error_code=codes.FETCH_SESSION_ID_NOT_FOUND)
     wanted: list[_Wanted] = []
+    missing: set[int] = set()  # places in `wanted` of what does not exist; as in Kafka, the others are waited for
     seen: set[tuple[str | None, int]] = set()
     pace = Pace()
     for name, topic in zip(names, request.topics, strict=True):
@@ -83,8 +84,14 @@ def _fetch(request: FetchRequest, names: list[str | None], call: Call, state: St
                 yield
             if (name, partition.partition) not in seen or name is None:  # once is enough
                 seen.add((name, partition.partition))
+                if name is None or partition.partition not in state.numbers_of(name):
+                    missing.add(len(wanted))
                 wanted.append((topic, name, partition))
-    keys = [(name, partition.partition) for _, name, partition in wanted if name is not None]
+    keys = [
+        (name, partition.partition)
+        for at, (_, name, partition) in enumerate(wanted)
+        if name is not None and at not in missing
+    ]
     growth = None
     if request.max_wait_ms > 0 and request.min_bytes > 1:  # others append meanwhile: what is looked at later may count
         growth = _Growth(_extent(keys, state, committed=request.isolation_level == 1))
@@ -98,19 +105,19 @@ def _fetch(request: FetchRequest, names: list[str | None], call: Call, state: St
     noted = keys if request.max_wait_ms > 0 and len(wanted) >= waiting.PIECE else []
     state.fetches.add(noted, note)
     try:
-        response, size, settled = yield from _collect(request, wanted, call, state)
+        response, size, settled = yield from _collect(request, wanted, missing, call, state)
     finally:
         state.fetches.remove(noted, note)
     deadline_ms = call.now_ms + min(request.max_wait_ms, _MAX_WAIT_MS)
     if (
         settled
         or state.is_stopping
-        or not wanted
+        or len(missing) == len(wanted)
         or request.max_wait_ms <= 0
         or size >= min(request.min_bytes, request.max_bytes)
     ):
         return response
-    parked = _ParkedFetch(request, wanted, keys, call, state, deadline_ms, size, growth)
+    parked = _ParkedFetch(request, wanted, missing, keys, call, state, deadline_ms, size, growth)
     return parked.park(looks_again=was_called)
 
 
@@ -174,6 +181,7 @@ class _ParkedFetch:
         "_growth",
         "_is_looking",
         "_keys",
+        "_missing",
         "_request",
         "_size",
         "_state",
@@ -186,6 +194,7 @@ class _ParkedFetch:
         self,
         request: FetchRequest,
         wanted: list[_Wanted],
+        missing: set[int],
         keys: list[tuple[str, int]],
         call: Call,
         state: State,
@@ -196,6 +205,7 @@ class _ParkedFetch:
         """size: bytes that the request could have now."""
         self._request = request
         self._wanted = wanted
+        self._missing = missing
         self._keys = keys
         self._call = call
         self._state = state
@@ -238,7 +248,7 @@ class _ParkedFetch:
                 return
         self._is_looking = True
         try:
-            found = state.in_pieces(_collect(self._request, self._wanted, self._call, state))
+            found = state.in_pieces(_collect(self._request, self._wanted, self._missing, self._call, state))
         except Exception as error:  # it belongs to this request, not to the one that woke it
             self._finish(error)
             return
@@ -289,9 +299,11 @@ def _extent(keys: list[tuple[str, int]], state: State, *, committed: bool) -> _E
 
 
 def _collect(
-    request: FetchRequest, wanted: list[_Wanted], call: Call, state: State
+    request: FetchRequest, wanted: list[_Wanted], missing: set[int], call: Call, state: State
 ) -> Steps[tuple[FetchResponse, int, bool]]:
-    """(response, bytes of records in it, whether it has to go out at once)."""
+    """(response, bytes of records in it, whether it has to go out at once). missing: places in `wanted` of what did not
+    exist when the request came.
+    """
     response_type = wire.FETCH.Response
     topic_type = response_type.Topic
     partition_type = response_type.Topic.Partition
@@ -302,7 +314,7 @@ def _collect(
     committed = request.isolation_level == 1
     current = None
     pace = Pace()
-    for asked, name, partition in wanted:
+    for at, (asked, name, partition) in enumerate(wanted):
         if pace.is_over():
             yield
         if asked is not current:
@@ -316,7 +328,7 @@ def _collect(
                 call.version >= 13 and (name not in state.logdir or state.topic_id(name) != asked.topic_id)
             ):
                 part.error_code = codes.UNKNOWN_TOPIC_ID
-                settled = True
+                settled = settled or at not in missing
                 continue
             log = state.log(name, partition.partition)
             part.aborted_transactions = None
@@ -373,6 +385,6 @@ def _collect(
                 ]
         except LogcoreError as error:
             part.error_code = code_of(error)
-            settled = True
+            settled = settled or at not in missing
             state.journal.refused(call, "Fetch", part.error_code, message_of(error))
     return response_type(responses=topics), total, settled

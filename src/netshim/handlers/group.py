@@ -609,7 +609,7 @@ def _type_of(group: Group) -> str:
 def _refuse_delete(request: DeleteGroupsRequest, call: Call, code: int) -> DeleteGroupsResponse:
     group_type = wire.DELETE_GROUPS.Response.Group
     return wire.DELETE_GROUPS.Response(
-        results=[group_type(group_id=group_id, error_code=code) for group_id in request.groups_names]
+        results=[group_type(group_id=name, error_code=code) for name in dict.fromkeys(request.groups_names)]
     )
 
 

@@ -116,14 +116,13 @@ def _list_offsets(
         elif timestamp == _LATEST_TIERED:
             result.leader_epoch = -1
         elif timestamp == _MAX_TIMESTAMP:
-            newest = log.newest()
+            newest = log.newest(markers=True)
             if newest is not None and newest[0] < end:
                 result.offset, result.timestamp = newest
         else:
-            offset = log.offset_for_timestamp(timestamp)
-            if offset is not None and offset < end:
-                result.timestamp = log.get(offset).timestamp_ms  # first: where reading fails, no offset is answered
-                result.offset = offset
+            found = log.place_of_timestamp(timestamp)
+            if found is not None and found[0] < end:
+                result.offset, result.timestamp = found
         if result.offset < 0:
             result.leader_epoch = -1
 

@@ -14,6 +14,7 @@ from netshim.handlers.failures import code_of
 from netshim.handlers.transactions import init_transactional_id
 from netshim.state import Call, State
 from netshim.waiting import Answer
+from netshim.wire import codes
 
 if TYPE_CHECKING:
     from netshim.wire.messages import (
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 def init_producer_id(request: InitProducerIdRequest, call: Call, state: State) -> InitProducerIdResponse | Answer:
     response_type = wire.INIT_PRODUCER_ID.Response
+    if (request.producer_id == -1) != (request.producer_epoch == -1):
+        return response_type(error_code=codes.INVALID_REQUEST, producer_epoch=-1)
     if request.transactional_id is not None:
         return init_transactional_id(request, call, state)
 

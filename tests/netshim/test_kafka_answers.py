@@ -1,0 +1,154 @@
+"""Answers that differed from those of Kafka 4.1.1, which was asked the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from logcore.recordbatch import encode
+from netshim import wire
+from netshim.waiting import Answer
+from netshim.wire import codes
+from support.bench import Bench
+
+
+def batch_of(*values: bytes, **more: Any) -> bytes:
+    return encode([(None, value) for value in values], now_ms=1_000, **more)
+
+
+@pytest.mark.parametrize(
+    ("partitions", "waits"), [((0,), True), ((0, 7), True), ((7, 0), True), ((7,), False), ((7, 8), False)]
+)
+@pytest.mark.parametrize("version", [12, 13])
+def test_fetch_with_an_unknown_partition_waits_for_the_others(
+    bench: Bench, version: int, partitions: tuple[int, ...], waits: bool
+) -> None:
+    """As in Kafka. A client with stale metadata was answered at once, and asked again at once, without end."""
+    bench.logdir.create_topic("t")
+    request = bench.fetches(range(0))
+    request.max_wait_ms = 500
+    request.min_bytes = 1
+    request.topics[0].topic_id = bench.logdir.topic_id("t").bytes
+    request.topics[0].partitions += [
+        request.Topic.Partition(partition=number, partition_max_bytes=1_000) for number in partitions
+    ]
+    reply = bench.send(wire.FETCH, version, request)
+    assert (isinstance(reply, Answer) and not reply.is_set) == waits
+    bench.produce(batch_of(b"value"))
+    found = bench.read(wire.FETCH, version, reply).responses[0].partitions
+    unknown = codes.UNKNOWN_TOPIC_OR_PARTITION
+    assert [part.error_code for part in found] == [unknown if number else 0 for number in partitions]
+    assert [bool(part.records) for part in found] == [not number for number in partitions]
+
+
+def test_fetch_of_an_unknown_topic_id_waits_for_the_others(bench: Bench) -> None:
+    bench.logdir.create_topic("t")
+    request = bench.fetches(range(1))
+    request.max_wait_ms = 500
+    request.min_bytes = 1
+    request.topics[0].topic_id = bench.logdir.topic_id("t").bytes
+    other = bench.fetches(range(1)).topics[0]
+    other.topic_id = b"1" * 16
+    request.topics.append(other)
+    reply = bench.send(wire.FETCH, 13, request)
+    assert not reply.is_set
+    bench.now_ms += 1_000
+    bench.broker.tick(bench.now_ms)
+    found = [topic.partitions[0].error_code for topic in bench.read(wire.FETCH, 13, reply).responses]
+    assert found == [0, codes.UNKNOWN_TOPIC_ID]
+
+
+def test_list_offsets_by_time_counts_the_end_of_a_transaction(bench: Bench) -> None:
+    """As in Kafka: Spark's strict `startingOffsetsByTimestamp` failed, where with Kafka it begins after the marker."""
+    bench.logdir.create_topic("t")
+    log = bench.logdir.partition("t", 0)
+    log.append_batch(batch_of(b"v", producer_id=7, producer_epoch=0, base_sequence=0, transactional=True))
+    log.end_transaction(7, 0, commit=True, coordinator_epoch=0)
+    newest = log.newest(markers=True)
+    assert newest is not None and newest[0] == 1
+    request = wire.LIST_OFFSETS.Request
+    for wanted, expected in ((1_000, (0, 1_000)), (1_001, newest), (newest[1] + 1, (-1, -1)), (-3, newest)):
+        part = request.Topic.Partition(partition_index=0, timestamp=wanted)
+        found = bench.ask(wire.LIST_OFFSETS, 7, request(topics=[request.Topic(name="t", partitions=[part])]))
+        told = found.topics[0].partitions[0]
+        assert (told.error_code, told.offset, told.timestamp) == (0, *expected)
+    assert log.offset_for_timestamp(1_001) is None, "for programs, a marker is no record"
+
+
+@pytest.mark.parametrize("transactional_id", [None, "id"])
+@pytest.mark.parametrize(("producer_id", "epoch"), [(5, -1), (-1, 3)])
+def test_half_of_a_producer_identity_is_refused(
+    bench: Bench, transactional_id: str | None, producer_id: int, epoch: int
+) -> None:
+    asked = wire.INIT_PRODUCER_ID.Request(
+        transactional_id=transactional_id,
+        transaction_timeout_ms=1_000,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+    )
+    told = bench.ask(wire.INIT_PRODUCER_ID, 4, asked)
+    assert (told.error_code, told.producer_id) == (codes.INVALID_REQUEST, -1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ([("no.such", 1, None)], 0),
+        ([("no.such", 1, None), ("retention.ms", 0, "5")], 0),
+        ([("no.such", 0, "1")], codes.INVALID_CONFIG),
+        ([("leader.replication.throttled.replicas", 2, "0:1")], 0),
+        ([("leader.replication.throttled.replicas", 3, "0:1")], 0),
+        ([("leader.replication.throttled.replicas", 2, "x")], codes.INVALID_CONFIG),
+    ],
+)
+def test_incremental_changes_of_settings_are_judged_as_by_kafka(
+    bench: Bench, changes: list[tuple[str, int, str | None]], code: int
+) -> None:
+    bench.logdir.create_topic("t")
+    request = wire.INCREMENTAL_ALTER_CONFIGS.Request
+    configs = [request.Resource.Config(name=name, config_operation=how, value=value) for name, how, value in changes]
+    resource = request.Resource(resource_type=2, resource_name="t", configs=configs)
+    asked = request(resources=[resource])
+    assert bench.ask(wire.INCREMENTAL_ALTER_CONFIGS, 1, asked).responses[0].error_code == code
+    expected = {name: value for name, how, value in changes if value is not None and how != 3 and not code}
+    assert bench.logdir.describe_topic("t").overrides.items() >= expected.items()
+
+
+def test_a_group_that_is_named_twice_gets_one_row(bench: Bench) -> None:
+    told = bench.ask(wire.DELETE_GROUPS, 2, wire.DELETE_GROUPS.Request(groups_names=["g", "h", "g"]))
+    assert [row.group_id for row in told.results] == ["g", "h"]
+
+
+def test_the_cluster_has_only_settings_of_all_brokers(bench: Bench) -> None:
+    """Broker "" stands for the defaults of the cluster; tools that show both listed each setting twice."""
+    request = wire.DESCRIBE_CONFIGS.Request
+    asked = request(resources=[request.Resource(resource_type=4, resource_name=name) for name in ("", "1")])
+    cluster, broker = bench.ask(wire.DESCRIBE_CONFIGS, 4, asked).results
+    assert [(each.name, each.value, each.config_source) for each in cluster.configs] == [
+        ("min.insync.replicas", "1", 3)
+    ]
+    assert len(broker.configs) > 10
+
+
+@pytest.mark.parametrize("version", range(4, 19))
+def test_fetch_below_v10_gets_zstd_batches(bench: Bench, version: int) -> None:
+    """Clients such as kafka-python 2.0 read zstd with an old Fetch. They got nothing, mostly without an error.
+
+    Kafka refuses such a Fetch only if the topic's own `compression.type` is zstd.
+    """
+    batch = batch_of(b"value", codec="zstd")
+    bench.logdir.create_topic("t")
+    bench.logdir.create_topic("zstd", config={"compression.type": "zstd"})
+    assert bench.produce(batch).error_code == bench.produce(batch, topic="zstd").error_code == 0
+    ids = {"t": bench.logdir.topic_id("t").bytes, "zstd": bench.logdir.topic_id("zstd").bytes}
+    request = bench.fetches(range(1))
+    request.topics += bench.fetches(range(1), "zstd").topics
+    for topic in request.topics:
+        topic.topic_id = ids[topic.topic]
+    first, second = (topic.partitions[0] for topic in bench.ask(wire.FETCH, version, request).responses)
+    assert (first.error_code, bytes(first.records)[-20:]) == (0, batch[-20:])
+    if version >= 10:
+        assert second.error_code == 0 and second.records
+    else:
+        assert second.error_code == codes.UNSUPPORTED_COMPRESSION_TYPE and not second.records
