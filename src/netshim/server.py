@@ -413,9 +413,32 @@ class Server:
         if self._ticking is not None:
             with contextlib.suppress(Exception):
                 await self._ticking
-        await self.loop.run_in_executor(None, self._pool.shutdown)
-        await self.loop.run_in_executor(None, self.logdir.close)
+        for step in (self._pool.shutdown, self.logdir.close):
+            try:
+                ending = self.loop.run_in_executor(None, step)
+            except RuntimeError:  # the interpreter shuts down, and takes no work for threads any more
+                step()
+            else:
+                await ending
         _log.info("stopped")
+
+    def _end_at_once(self) -> None:
+        """Ends the server because its threads take no work any more: the interpreter is shutting down, and the loop of
+        this server runs in a thread that it waits for.
+        """
+        if self._timer is None:
+            return
+        _log.error("the interpreter is shutting down: the broker ends, with all its connections")
+        self._timer.cancel()
+        self._timer = None
+        self._listening.close()
+        for peer in list(self._peers):
+            peer.transport.abort()
+        self._pool.shutdown()
+        try:
+            self.logdir.close()
+        except (logcore.LogcoreError, OSError):
+            _log.exception("%s could not be closed", self.logdir.path)
 
     def hurry(self) -> None:
         """Makes a stop() that is running stop waiting for clients."""
@@ -448,6 +471,11 @@ class Server:
             self._do_what_is_due()
         else:
             self._tick_broker()
+        self._tick_later()
+
+    def _tick_later(self) -> None:
+        if self._timer is None:  # the server has ended meanwhile
+            return
         next_ms = self.broker.next_ms
         if next_ms is None:
             delay_s = _TICK_S
@@ -471,9 +499,16 @@ class Server:
             for peer in list(self._peers):
                 peer.check(now_ms)
             if self._ticking is None or self._ticking.done():
-                self._ticking = self.loop.run_in_executor(self._pool, self._tick_logdir)
+                self._ticking = self._begin_tick()
         except Exception:
             self.say(logging.ERROR, "tick", "an error of ours in what is due", error=True)
+
+    def _begin_tick(self) -> asyncio.Future[Any] | None:
+        try:
+            return self.loop.run_in_executor(self._pool, self._tick_logdir)
+        except RuntimeError:
+            self._end_at_once()
+            return None
 
     def _tick_logdir(self) -> None:
         """The directory compares the time with timestamps of records, so it gets the corrected wall clock."""
@@ -495,7 +530,12 @@ class Server:
                 outcome = future.result()
             self.loop.call_soon_threadsafe(self.watched, "the end of work beside it", partial(tell, outcome))
 
-        self._pool.submit(work).add_done_callback(finished)
+        try:
+            future = self._pool.submit(work)
+        except RuntimeError:
+            self._end_at_once()  # so nobody waits for the result any more
+        else:
+            future.add_done_callback(finished)
 
     def _later(self, action: Callable[[], None]) -> None:
         self.loop.call_soon(self.watched, "a piece of a large request", action)

@@ -245,3 +245,38 @@ def test_each_record_counts_once_however_often_the_broker_is_killed(tmp_path: Pa
     assert [value for value, count in found.items() if count != 1] == []
     assert wanted <= set(found) <= {*load.sent, *load.unknown}
     print(f"{kills} kills, {load.committed} transactions, {len(load.sent)} records acknowledged, {len(found)} results")
+
+
+IN_A_THREAD = """
+import asyncio, sys, threading
+from netshim import Server
+
+started = threading.Event()
+
+async def main():
+    async with Server(sys.argv[1]) as server:
+        started.set()
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+                writer.close()
+            except OSError:
+                break
+            await asyncio.sleep(0.02)
+    print("no client can connect any more")
+
+threading.Thread(target=lambda: asyncio.run(main())).start()
+started.wait()
+"""
+
+
+def test_a_broker_in_a_thread_ends_with_the_interpreter(tmp_path: Path) -> None:
+    """Its thread outlived the main one. From then on it did no work on the disk, logged ten tracebacks a minute, and
+    answered clients with errors.
+    """
+    command = [sys.executable, "-c", IN_A_THREAD, str(tmp_path / "data")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "no client can connect any more\n"), done.stderr
+    assert "Traceback" not in done.stderr and "the interpreter is shutting down" in done.stderr
+    with logcore.open_dir(tmp_path / "data") as directory:
+        assert directory.was_clean
