@@ -18,6 +18,7 @@ import contextlib
 import logging
 import os
 import socket
+import sys
 import threading
 import time
 import uuid
@@ -66,6 +67,25 @@ _UNSENT_BYTES: Final = 256 << 10
 #: contains this number too, because recovery accepts damage as the result of a crash only in bytes that may have been
 #: unsynced. With a smaller number, it would refuse to open a log whose last 64 MiB a crash has damaged.
 _UNSYNCED_BYTES: Final = 64 << 20
+
+
+#: Descriptors that neither logs nor connections get: files that are read and written for a moment, sealed segments,
+#: the loop, and connections that are refused.
+_RESERVED_FILES: Final = 64
+#: What an open log holds.
+_FILES_OF_LOG: Final = 2
+#: So many logs may be open, whatever the number of connections.
+_LEAST_LOGS: Final = 8
+
+
+def _file_limit() -> int:
+    """The most descriptors that this process may have; a large number where the system does not say."""
+    try:
+        import resource
+    except ImportError:
+        return sys.maxsize
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 class Clock(Protocol):
@@ -293,6 +313,7 @@ class Server:
         self._addresses: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
         self._ticking: asyncio.Future[Any] | None = None
+        self._most_files = _file_limit()
 
     def __repr__(self) -> str:
         state = "not serving"
@@ -329,6 +350,7 @@ class Server:
             if not self.logdir.was_clean:
                 await self.loop.run_in_executor(self._pool, self._recover)
             self.broker = Broker(self.logdir, self.settings, self._submit, self._new_id, self._later)
+            self.broker.state.most_logs = self._most_logs
             self._thread_id = threading.get_ident()
             if not self._shared:
                 self.logdir.forget_topic = self._forget_topic
@@ -582,18 +604,25 @@ class Server:
         """Logs a line that may come often, see Journal. error: with the traceback of the exception being handled."""
         self.broker.state.journal.say(level, kind, self.now_ms(), text, *values, error=error)
 
+    def _most_logs(self) -> int:
+        """How many logs may be open beside the connections, so that there are descriptors for new clients too."""
+        return max(_LEAST_LOGS, (self._most_files - _RESERVED_FILES - len(self._peers)) // _FILES_OF_LOG)
+
     # -- connections ---------------------------------------------------------------------------------------------
 
     def admit(self, peer: _Peer) -> str | None:
         """The reason to refuse a connection; None if it is accepted."""
         if self._timer is None:
             return "stopping"
+        if len(self._peers) >= self._most_files - _RESERVED_FILES - _LEAST_LOGS * _FILES_OF_LOG:
+            return f"there are {len(self._peers)} connections, and the limit of open files is {self._most_files}"
         if len(self._peers) >= self.settings.max_connections:
             return f"there are {len(self._peers)} connections"
         if self._addresses[peer.address] >= self.settings.max_connections_per_address:
             return f"there are {self._addresses[peer.address]} connections from there"
         self._peers.add(peer)
         self._addresses[peer.address] += 1
+        self.broker.state.make_room()
         return None
 
     def dismiss(self, peer: _Peer) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import partial
@@ -21,10 +22,11 @@ from typing import Any, Final, TypeVar
 
 import attrs
 
-from logcore import Log, LogcoreError, LogDir, LogFailedError, TopicNotFoundError
+from logcore import Log, LogcoreError, LogDir, LogFailedError, ResourceError, TopicNotFoundError
 from logcore.checkpoint import Key
 from logcore.coordination.remembered import Remembered
 from logcore.directory.groupsettings import GroupSettings
+from logcore.names import INTERNAL_TOPICS
 from netshim import waiting
 from netshim.journal import Journal
 from netshim.session import Session
@@ -82,6 +84,8 @@ _LOOK_PART: Final = 0.02
 NO_ID: Final = bytes(16)
 #: The turn for opening logs: one at a time, for the directory has one lock.
 _OPENING: Final = "opening"
+#: When there is no room for more open logs, so many are closed together.
+_CLOSED_AT_ONCE: Final = 8
 #: The turn for producer ids.
 _PRODUCER_IDS: Final = "producer ids"
 
@@ -94,6 +98,20 @@ def _outcome(work: Callable[[], Any]) -> Any:
         return as_value(error)
     except Exception as error:
         return error
+
+
+def _no_limit() -> int:
+    return sys.maxsize
+
+
+def _close(logs: list[Log]) -> None:
+    for log in logs:
+        with contextlib.suppress(LogcoreError, OSError):  # the next opening finds what is wrong
+            log.close()
+
+
+def _ignore(_: object) -> None:
+    """No request waits."""
 
 
 def _behind_work(submit: Submit, action: Callable[[], None]) -> None:
@@ -122,6 +140,8 @@ class State:
         self.syncs = Syncs(submit, policy_waits=logdir.durability.waits)
         self.pieces = Pieces(later or partial(_behind_work, submit))
         self.is_stopping = False
+        self.most_logs: Callable[[], int] = _no_limit  # how many logs may be open now; the host knows
+        self._used_ms: dict[Key, int] = {}  # when a request last used a log
         self.now_ms = 0  # the latest time heard of
         self.groups: Any = None  # set by the broker; groups know the state, not the other way round
         self.transactions: Any = None  # the same
@@ -147,6 +167,7 @@ class State:
         key = topic, partition
         log = self.logdir.opened(topic, partition)
         if log is not None and not log.has_failed:
+            self._used_ms[key] = self.now_ms
             return log
         if key in self._failures:
             raise self._failures[key]
@@ -162,6 +183,7 @@ class State:
         log = self.logdir.opened(topic, partition)
         if log is None or log.has_failed:
             return None
+        self._used_ms[key] = self.now_ms
         return log
 
     def _is_to_open(self, key: Key) -> bool:
@@ -215,6 +237,7 @@ class State:
             missing.pop()
         if missing:
             key = missing.pop()
+            self.make_room()
             opened = partial(self._opened, key, missing, failures, handle, answer)
             self.in_turn(_OPENING, lambda: self.open(*key), opened)
             return
@@ -239,9 +262,37 @@ class State:
     ) -> None:
         if isinstance(result, LogcoreError):
             failures[key] = result
+            if isinstance(result, ResourceError):
+                text = "%s-%d cannot be opened: %s; raise the limit, or serve fewer partitions"
+                self.journal.say(logging.ERROR, "out of files", self.now_ms, text, *key, result)
         elif isinstance(result, Exception):
             failures[key] = LogFailedError(f"the log cannot be opened: {result!r}")
         self._open_next(missing, failures, handle, answer)
+
+    def make_room(self) -> None:
+        """Closes logs that were not used lately, so that another one may be opened."""
+        most = self.most_logs()
+        if len(self.logdir.known_logs()) < most:  # which counts closed ones too, and takes no time
+            return
+        open_logs = self.logdir.open_logs()
+        open_count = len(open_logs)
+        if open_count < most:
+            return
+        busy = {*self._turns, *self._lines, *self.fetches.waited_for()}
+        idle = [
+            (key, log)
+            for key, log in open_logs.items()
+            if key not in busy and key[0] not in INTERNAL_TOPICS and not self.syncs.is_waiting_for(log)
+        ]
+        idle.sort(key=lambda each: self._used_ms.get(each[0], 0))
+        closing = idle[: open_count - most + _CLOSED_AT_ONCE]
+        self._used_ms = {key: self._used_ms.get(key, 0) for key, _ in idle[len(closing) :]}
+        if closing:
+            text = (
+                "%d partitions are open, and the limit of open files allows %d: %d that were not used lately are closed"
+            )
+            self.journal.say(logging.WARNING, "closed for room", self.now_ms, text, open_count, most, len(closing))
+            self.in_turn(_OPENING, partial(_close, [log for _, log in closing]), _ignore)
 
     def in_pieces(self, steps: Steps[_T]) -> _T | Answer:
         """The response of a request that is done in steps, or the Answer that will hold it."""

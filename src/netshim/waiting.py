@@ -294,6 +294,10 @@ class Syncs:
         self._waiting: dict[Log, list[tuple[int, Callable[[LogcoreError | None], None]]]] = {}
         self._running: set[Log] = set()
 
+    def is_waiting_for(self, log: Log) -> bool:
+        """Whether a sync of the log runs or is waited for."""
+        return log in self._running or log in self._waiting
+
     def when_durable(self, log: Log, end: int, done: Callable[[LogcoreError | None], None]) -> None:
         """Calls done(None) once all below offset end is on disk, or done(error) when that failed."""
         if log.durable_end_offset >= end:

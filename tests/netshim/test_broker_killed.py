@@ -22,6 +22,10 @@ from typing import Any
 import pytest
 
 import logcore
+from logcore.recordbatch import encode
+from netshim import wire
+from support.bench import Bench
+from support.client import Client
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 
@@ -280,3 +284,38 @@ def test_a_broker_in_a_thread_ends_with_the_interpreter(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr and "the interpreter is shutting down" in done.stderr
     with logcore.open_dir(tmp_path / "data") as directory:
         assert directory.was_clean
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no limit to set")
+def test_more_partitions_than_descriptors_are_served(tmp_path: Path) -> None:
+    """A container's hard limit may be 1,024. Partitions answered a retriable error for ever, no client could connect,
+    and the log did not say why.
+    """
+    limits = "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128)); "
+    run = "sys.argv = ['netshim', 'serve', sys.argv[1], '--port', '0', '--durability', 'os']; "
+    command = [sys.executable, "-c", limits + run + "from netshim.__main__ import main; main()", str(tmp_path / "data")]
+    with logcore.open_dir(tmp_path / "data", create=True) as directory:
+        directory.create_topic("t", 100, {"retention.ms": -1})
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as broker:
+        assert broker.stdout is not None and broker.stderr is not None
+        try:
+            port = int(broker.stdout.readline().rpartition(":")[2])
+            clients = [Client(port) for _ in range(20)]
+            for number in range(100):
+                client = clients[number % len(clients)]
+                request = Bench.produces(encode([(None, b"%d" % number)], now_ms=1), acks=-1)
+                request.topic_data[0].partition_data[0].index = number
+                answer = client.ask(wire.PRODUCE, 9, request)
+                assert answer.responses[0].partition_responses[0].error_code == 0, number
+            late = Client(port)
+            for number in range(100):
+                answer = late.ask(wire.FETCH, 11, Bench.fetches(range(number, number + 1)))
+                part = answer.responses[0].partitions[0]
+                assert part.error_code == 0 and (b"%d" % number) in bytes(part.records)
+            for client in [*clients, late]:
+                client.sock.close()
+        finally:
+            broker.terminate()
+            said = broker.stderr.read()
+    assert "that were not used lately are closed" in said and "Traceback" not in said
+    assert broker.returncode == 0
