@@ -259,6 +259,16 @@ def test_no_request_waits_for_ever_whatever_ends_and_comes(data: st.DataObject) 
     assert not any(host.connection.is_waiting for host in hosts)
 
 
+def test_answered_requests_wake_a_reader_that_waits_for_their_memory() -> None:
+    host = Host(budget=200_000)
+    host.budget.keep(190_000)
+    host.feed(frame(b"x" * 100_000)[: 64 << 10])
+    assert not host.connection.has_room()
+    host.readied = 0
+    host.budget.release(190_000)
+    assert host.readied == 1 and host.connection.has_room()
+
+
 def test_a_shared_budget_starves_and_feeds_again() -> None:
     host = Host(budget=100_000, max_request_bytes=10_000_000)
     host.feed(frame(b"x" * 1_000_000)[:100_000], 10_000)
