@@ -169,3 +169,16 @@ def test_no_log_that_cannot_be_opened_leaves_cycles(
     assert "error_code=0" not in repr(part)
     del part, request
     assert not cyclic()
+
+
+def test_a_fetch_whose_client_left_while_its_log_was_opened_does_not_wait(bench: Bench) -> None:
+    """What waits behind an answer that was cancelled is cancelled too, when it begins."""
+    bench.logdir.create_topic("t")
+    bench.at_once = False
+    request = fetch_of(0, 1, 0)
+    answer = bench.send(wire.FETCH, 12, request)
+    assert isinstance(answer, Answer) and bench.submitted
+    answer.cancel()
+    bench.run()
+    assert bench.logdir.opened("t", 0) is not None
+    assert not bench.broker.state.fetches.waited_for() and bench.broker.next_ms is None
