@@ -7,6 +7,7 @@ and held the loop for 60 to 75 ms, every second.
 from __future__ import annotations
 
 import gc
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from logcore import LogFailedError
 from logcore.recordbatch import encode
 from netshim import wire
-from netshim.waiting import Answer
+from netshim.waiting import Answer, Timers, Waiting
 from netshim.wire.codec import Api
 from support.bench import Bench
 from support.conformance.report import SCRIPTS, served
@@ -182,3 +183,25 @@ def test_a_fetch_whose_client_left_while_its_log_was_opened_does_not_wait(bench:
     bench.run()
     assert bench.logdir.opened("t", 0) is not None
     assert not bench.broker.state.fetches.waited_for() and bench.broker.next_ms is None
+
+
+@pytest.mark.parametrize("kind", ["timer", "append"])
+def test_what_waits_no_more_is_not_kept(kind: str) -> None:
+    """A broker runs for months, and each Fetch that waits has a timer and waits for appends."""
+
+    class Waiter:
+        def look(self, now_ms: int) -> None:
+            pass
+
+    waiter = Waiter()
+    gone = weakref.ref(waiter)
+    if kind == "timer":
+        timers = Timers()
+        timers.cancel(timers.at(10, waiter.look))
+    else:
+        waiting = Waiting()
+        waiting.add([("t", 0), ("t", 1)], waiter.look)
+        waiting.remove([("t", 0), ("t", 1)], waiter.look)
+        assert not waiting.waited_for()
+    del waiter
+    assert gone() is None
