@@ -52,10 +52,10 @@ def claim_directory(fs: FS, directory: str, member: str, *, shared: bool = False
             blocked = common.blocked.get(member)
             if blocked is not None:  # offsets are given out in it for records that cannot be put in place
                 raise blocked
+        return Claim(fs, directory, lock, common)
     except BaseException:
         lock.release()
         raise
-    return Claim(fs, directory, lock, common)
 
 
 def _common(fs: FS, directory: str) -> Common:

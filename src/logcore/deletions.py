@@ -68,7 +68,11 @@ class Deletions:
                     if directory.opened(name, number) is None:
                         member = partition_name(name, number)
                         held = self._fs.lock(self._registry.path, member, shared=self._sharing.is_shared)
-                        claims.callback(held.release)
+                        try:
+                            claims.callback(held.release)
+                        except BaseException:
+                            held.release()
+                            raise
                 self._registry.start_deleting(topic)
             tell("topics", INFO, "%s: topic %s deleted", self._registry.path, name)
             directory.close_logs({name})

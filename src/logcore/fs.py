@@ -557,16 +557,19 @@ class OsFS:
         with _Writing(path):
             facts = os.stat(directory)
         identity = (facts.st_dev, facts.st_ino)
-        with self.guard:
-            held = self._locks.get(identity)
-            if held is None or held.pid != os.getpid():  # not held, or by the parent of a fork
-                held = _DirectoryLock(self, identity, directory, is_shared=shared)
-                try:
-                    self._locks[identity] = held
-                except BaseException:
-                    os.close(held.handle)
-                    raise
-            return held.claim(member, is_shared=shared)
+        claimed: Lock | None = None
+        try:
+            with self.guard:
+                held = self._locks.get(identity)
+                if held is None or held.pid != os.getpid():  # not held, or by the parent of a fork
+                    held = self._locks[identity] = _DirectoryLock(self, identity, directory, is_shared=shared)
+                    held.acquire()
+                claimed = held.claim(member, is_shared=shared)
+            return claimed
+        except BaseException:  # an interrupt after the claim: the caller never gets it, so nobody would release it
+            if claimed is not None:
+                claimed.release()
+            raise
 
     def forget_lock(self, identity: tuple[int, int]) -> None:
         self._locks.pop(identity, None)
@@ -696,18 +699,30 @@ class _DirectoryLock:
         self._leave = fs.guard.release
         self.members: set[str] = set()
         self.shared = Shared()
-        path = os.path.join(directory, ".lock")
+        self.handle = -1
+
+    def acquire(self) -> None:
+        """Takes the lock, or raises and holds nothing. An interrupt behind __init__() would leave it held for ever."""
+        try:
+            self._acquire()
+        except BaseException:
+            self.fs.forget_lock(self.identity)
+            if self.handle >= 0:
+                os.close(self.handle)
+            raise
+
+    def _acquire(self) -> None:
+        path = os.path.join(self.directory, ".lock")
         with _Writing(path):
             self.handle = os.open(path, os.O_RDWR | os.O_CREAT | _OPEN, 0o644)
-        owner = os.path.join(directory, "logcore.owner")
+        owner = os.path.join(self.directory, "logcore.owner")
         try:
-            if is_shared:
+            if self.is_shared:
                 _join(self.handle)
             else:
                 _lock_file(self.handle)
         except OSError as error:
             pid, host = _holder(self.handle, owner)
-            os.close(self.handle)
             if error.errno not in (errno.EACCES, errno.EAGAIN):
                 raise StorageWriteError(f"lock failed: {error.strerror}", path=path) from error
             who = "another process"
@@ -718,44 +733,30 @@ class _DirectoryLock:
             raise LogLockedError(
                 f"the log directory is being written by {who}; "
                 "close it there, open with read_only=True, or with shared=True in both",
-                path=directory,
+                path=self.directory,
                 pid=pid,
                 host=host,
             ) from None
-        except BaseException:
-            os.close(self.handle)
-            raise
-        if is_shared:
+        if self.is_shared:
             return
-        try:
-            # The note names the holder for the message above: the kernel does not tell who holds a lock of this kind.
-            with contextlib.suppress(OSError):
-                handle = os.open(owner, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _OPEN, 0o644)
-                try:
-                    os.write(handle, json.dumps({"pid": self.pid, "host": os.uname().nodename}).encode() + b"\n")
-                finally:
-                    os.close(handle)
-        except BaseException:  # a lock without an owner would be held until this process ends
-            os.close(self.handle)
-            raise
+        # The note names the holder for the message above: the kernel does not tell who holds a lock of this kind.
+        with contextlib.suppress(OSError):
+            handle = os.open(owner, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _OPEN, 0o644)
+            try:
+                os.write(handle, json.dumps({"pid": self.pid, "host": os.uname().nodename}).encode() + b"\n")
+            finally:
+                os.close(handle)
 
     def claim(self, member: str, *, is_shared: bool) -> Lock:
+        reason, path = "", self.directory
         if is_shared != self.is_shared:
-            raise LogLockedError(
-                "this process has the log directory open otherwise; say shared=True in both or in none",
-                path=self.directory,
-                pid=self.pid,
-                host=os.uname().nodename,
-            )
-        if member in self.members:
-            raise LogLockedError(
-                "this process has the log open for writing already",
-                path=os.path.join(self.directory, member),
-                pid=self.pid,
-                host=os.uname().nodename,
-            )
+            reason = "this process has the log directory open otherwise; say shared=True in both or in none"
+        elif member in self.members:
+            reason, path = "this process has the log open for writing already", os.path.join(self.directory, member)
+        if reason:
+            raise LogLockedError(reason, path=path, pid=self.pid, host=os.uname().nodename)
         claimed = _MemberLock(self, member, self.shared)
-        self.members.add(member)
+        self.members |= {member}  # no call that an interrupt could follow
         return claimed
 
     def drop(self, member: str) -> None:

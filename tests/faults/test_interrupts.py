@@ -15,15 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import gc
 import itertools
-import linecache
 import operator
 import os
 import shutil
 import signal
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +34,7 @@ from logcore.kernels import Record
 from logcore.log import Log
 from logcore.testing import FoundLog, LogHistory, SimulatedDisk
 from logcore.testing.oracle import recover_log
+from support import interrupting
 
 _testcapi = pytest.importorskip("_testcapi")
 COUNT = int(os.environ.get("LOGCORE_INTERRUPTS", "75"))
@@ -130,48 +128,10 @@ each_count = pytest.mark.parametrize(
 )
 
 
-class Interrupt:
-    """A tracer that raises at the nth line of the library, where Python itself could handle a signal."""
-
-    def __init__(self, nth: int) -> None:
-        self.left = nth
-
-    def __call__(self, frame: Any, event: str, _: Any) -> Any:
-        code = frame.f_code
-        if not is_traced(code):
-            return None
-        if event == "line" and not is_edge(code.co_filename, frame.f_lineno):
-            self.left -= 1
-            if self.left == 0:
-                raise KeyboardInterrupt
-        return self
-
-
-@functools.cache
-def is_traced(code: Any) -> bool:
-    """Not `__del__`, of which the collector only prints what it raises."""
-    return "/logcore/" in code.co_filename and "/testing/" not in code.co_filename and code.co_name != "__del__"
-
-
-@functools.cache
-def is_edge(path: str, line: int) -> bool:
-    """A tracer may raise at the edges of with and try, in places no handler covers; there the interpreter itself
-    handles no signal.
-    """
-    return linecache.getline(path, line).lstrip().startswith(("with ", "try:", "finally:", "pass"))
-
-
 def interrupted(action: Callable[[Life], None], durability: str, nth: int) -> int:
     """Interrupts it at the nth line; how many lines were still to go, 0 when it was met."""
     life = Life(durability)
-    trace = Interrupt(nth)
-    sys.settrace(trace)
-    try:
-        action(life)
-    except KeyboardInterrupt:
-        assert trace.left == 0
-    finally:
-        sys.settrace(None)
+    trace = interrupting.interrupted(lambda: action(life), nth)
     life.go_on()
     return trace.left
 

@@ -1,26 +1,72 @@
-"""A tracer that interrupts a thread at the nth line of some files: sys.settrace(Interrupt(7, module.__file__))."""
+"""A tracer that interrupts a thread at the nth line of some files, or of the library: sys.settrace(Interrupt(7)).
+
+Only lines are met at which CPython itself handles a signal: it does so behind calls of C functions, at the beginning of
+Python functions and in loops, and nowhere else.
+"""
 
 from __future__ import annotations
 
+import functools
 import linecache
-from typing import Any
+import re
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+#: No signal is handled between such a line and the one before it.
+_EDGES: Final = ("with ", "try:", "finally:", "except ", "pass", "async with ")
+_BARE: Final = re.compile(r"(return|yield)( [\w.]+)?( +#.*)?")
+#: An assignment that calls nothing.
+_PLAIN: Final = re.compile(r"[\w.]+ [|+-]?= [^()]*")
 
 
 class Interrupt:
-    """Raises KeyboardInterrupt, but not at the edges of with and try, where the interpreter itself handles no signal.
-    left: how many lines were still to come; 0 once it has raised.
+    """Raises KeyboardInterrupt at the nth line. left: how many lines were still to come; 0 once it has raised.
+
+    files: in which lines count; all of the library without any.
     """
 
     def __init__(self, nth: int, *files: str | None) -> None:
         self.left = nth
+        self.place = ""  # where it has raised
         self._files = files
 
     def __call__(self, frame: Any, event: str, _: Any) -> Any:
-        if frame.f_code.co_filename not in self._files:
+        code = frame.f_code
+        if not is_traced(code) or (self._files and code.co_filename not in self._files):
             return None
-        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
-        if event == "line" and not line.startswith(("with ", "try:", "finally:")):
+        if event == "line" and not is_edge(code.co_filename, frame.f_lineno):
             self.left -= 1
             if self.left == 0:
+                self.place = f"{code.co_filename}:{frame.f_lineno}"
                 raise KeyboardInterrupt
         return self
+
+
+def interrupted(call: Callable[[], object], nth: int, *files: str | None) -> Interrupt:
+    """Makes a call and interrupts it at its nth line. Raises what the call raises otherwise."""
+    tracer = Interrupt(nth, *files)
+    sys.settrace(tracer)
+    try:
+        call()
+    except KeyboardInterrupt:
+        assert tracer.left == 0
+    finally:
+        sys.settrace(None)
+    return tracer
+
+
+@functools.cache
+def is_traced(code: Any) -> bool:
+    """Not `__del__`, of which the collector only prints what it raises."""
+    return "/logcore/" in code.co_filename and "/testing/" not in code.co_filename and code.co_name != "__del__"
+
+
+@functools.cache
+def is_edge(path: str, line: int) -> bool:
+    """A tracer may raise where the interpreter itself handles no signal, such as between an assignment and the return
+    behind it.
+    """
+    text = linecache.getline(path, line).strip()
+    before = linecache.getline(path, line - 1).strip()
+    return text.startswith(_EDGES) or (_BARE.fullmatch(text) is not None and _PLAIN.fullmatch(before) is not None)

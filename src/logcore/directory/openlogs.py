@@ -76,7 +76,7 @@ class OpenLogs:
         config = self._registry.settings(topic).as_mapping()
         self._registry.check_directory(path)
         if self._claim is None:
-            log = open_log(path, read_only=True, config=config, fs=self._fs)
+            log = self.known[key] = open_log(path, read_only=True, config=config, fs=self._fs)
         else:
             log = open_log(
                 path,
@@ -86,10 +86,14 @@ class OpenLogs:
                 shared=self._claim.is_shared,
                 fs=self._fs,
             )
-            log.upkeep.retain_by(self._upkeeper.settings.retention, lambda: committed(*key))
-            self._upkeeper.admit(key, log)
-        self._topic_ids[key] = topic.topic_id
-        self.known[key] = log
+            try:
+                log.upkeep.retain_by(self._upkeeper.settings.retention, lambda: committed(*key))
+                self._upkeeper.admit(key, log)
+                self._topic_ids[key] = topic.topic_id
+                self.known[key] = log
+            except BaseException:  # the caller never gets the log, and its claim would be held forever
+                log.close()
+                raise
         if self._claim is not None:
             self._upkeeper.visit(key, log)  # last: a tick() drops a log that is not among the open ones
         self._leader_epochs.pop(key, None)  # from now on the log knows, and it may rise
