@@ -318,7 +318,7 @@ async def rest(consumer: aio.Consumer, found: list[bytes | None], count: int = 1
 
 
 @pytest.mark.parametrize("group_id", [None, "g"])
-@pytest.mark.parametrize("kind", ["getmany", "iteration", "columns"])
+@pytest.mark.parametrize("kind", ["getmany", "iteration", "columns", "arrow"])
 def test_a_consumer_hands_out_each_record_once(tmp_path: Path, kind: str, group_id: str | None) -> None:
     async def trial(data: aio.LogDir, cut: Any) -> bool:
         log = await data.partition("t", 0)
@@ -339,11 +339,15 @@ def test_a_consumer_hands_out_each_record_once(tmp_path: Path, kind: str, group_
                 columns = await consumer.poll_columns(timeout_ms=1_000)
                 found.extend(record.value for lists in columns.values() for each in lists for record in each.records())
 
+        async def by_tables() -> None:
+            while len(found) < 10:
+                found.extend((await consumer.poll_arrow(timeout_ms=1_000))["value"].to_pylist())
+
         async def write() -> None:
             for value in ALL[5:]:
                 await log.append(value)
 
-        kinds = {"getmany": by_lists, "iteration": one_by_one, "columns": by_columns}
+        kinds = {"getmany": by_lists, "iteration": one_by_one, "columns": by_columns, "arrow": by_tables}
         async with data.consumer(group_id=group_id, auto_offset_reset="earliest") as consumer:
             consumer.subscribe(["t"])
             writing = asyncio.ensure_future(write())

@@ -485,6 +485,48 @@ def test_a_deserializer_that_fails_passes_no_record_over(data: LogDir) -> None:
         assert [record.value for record in consumer.poll().records()] == [3]
 
 
+class _Interrupting:
+    """Interrupts the first call for a record of partition 1, as Ctrl-C may."""
+
+    def __init__(self) -> None:
+        self.is_left = True
+
+    def __call__(self, value: bytes) -> bytes:
+        if self.is_left and value.startswith(b"1-"):
+            self.is_left = False
+            raise KeyboardInterrupt
+        return value
+
+    def on_consume(self, records: Any) -> Any:
+        for record in records.records():
+            self(record.value)
+        return records
+
+    def on_commit(self, given: Any) -> None: ...
+
+
+@pytest.mark.parametrize("where", ["value_deserializer", "interceptors"])
+@pytest.mark.parametrize("how", ["poll", "iteration"])
+def test_interrupted_poll_commits_no_record_that_it_did_not_return(data: LogDir, how: str, where: str) -> None:
+    """close() committed the records of the partitions that the interrupted poll had read already."""
+    fill(data, 0, 10)
+    fill(data, 1, 10)
+    hook = _Interrupting()
+    given: Any = {where: hook if where == "value_deserializer" else (hook,)}
+    seen = []
+    with data.consumer(group_id="g", auto_offset_reset="earliest", consumer_timeout_ms=0, **given) as consumer:
+        consumer.subscribe(["t"])
+        with pytest.raises(KeyboardInterrupt):
+            if how == "poll":
+                consumer.poll(max_records=15)
+            for record in consumer:
+                seen.append(record.value)
+    with data.consumer(group_id="g", auto_offset_reset="earliest") as consumer:
+        consumer.subscribe(["t"])
+        seen += [record.value for record in consumer.poll().records()]
+    assert len(seen) == len(set(seen)) == 20
+
+
 def test_a_directory_that_is_closed_ends_the_wait(data: LogDir) -> None:
     for group in (None, "g"):
         consumer = data.consumer(group_id=group)

@@ -1,13 +1,43 @@
-"""Ctrl-C at any line of any public call: records are returned or not committed, no claim is kept, no member stays."""
+"""Ctrl-C at any line of any public call: records are returned or not committed, no claim is kept, no member stays.
+
+`make test` interrupts each call at a few lines, taken evenly; `make slow` at every line. LOGCORE_INTERRUPTS=n says how
+many lines of a call.
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+import pytest
 
 import logcore
 from logcore import claim, claiming, deletions, fs
 from logcore.directory import openlogs
+from support import interruptedcalls as calls
 from support.interrupting import interrupted
+
+FEW = int(os.environ.get("LOGCORE_INTERRUPTS", "25"))
+CASES = (
+    calls.Reading,
+    calls.ReadingOn,
+    calls.ReadingColumns,
+    calls.ReadingArrow,
+    calls.Iterating,
+    calls.Deserializing,
+    calls.Intercepting,
+    calls.Streaming,
+)
+
+
+@pytest.mark.parametrize("most", [FEW, pytest.param(1 << 60, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_interrupted_call_breaks_no_promise(case: type[calls.Case], most: int) -> None:
+    lines = calls.count_lines(case)
+    chosen = min(lines, most)
+    met = sum(calls.interrupt_at(case, 1 + at * lines // chosen) for at in range(chosen))
+    assert met >= chosen * 9 // 10, "the calls take other ways each time"
+    print(f"{case.__name__}: interrupted at {met} of {lines} lines")
 
 
 def test_interrupted_opening_of_a_partition_keeps_no_claim(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 #: No signal is handled between such a line and the one before it.
 _EDGES: Final = ("with ", "try:", "finally:", "except ", "pass", "async with ")
-_BARE: Final = re.compile(r"(return|yield)( [\w.]+)?( +#.*)?")
+_BARE: Final = re.compile(r"((return|yield)( [\w.]+)?|if [\w. ]+:)( +#.*)?")
 #: An assignment that calls nothing.
 _PLAIN: Final = re.compile(r"[\w.]+ [|+-]?= [^()]*")
 
@@ -68,5 +68,10 @@ def is_edge(path: str, line: int) -> bool:
     behind it.
     """
     text = linecache.getline(path, line).strip()
+    if text.startswith(_EDGES):
+        return True
     before = linecache.getline(path, line - 1).strip()
-    return text.startswith(_EDGES) or (_BARE.fullmatch(text) is not None and _PLAIN.fullmatch(before) is not None)
+    is_behind_plain = _PLAIN.fullmatch(before) is not None or (
+        _BARE.fullmatch(before) is not None and is_edge(path, line - 1)
+    )
+    return is_behind_plain and _BARE.fullmatch(text) is not None

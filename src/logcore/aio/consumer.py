@@ -29,9 +29,9 @@ from logcore.callbacks import call
 from logcore.consumer import consumer as synchronous
 from logcore.consumer import values
 from logcore.consumer.commits import OnCommit
-from logcore.consumer.fetcher import MAX_COLUMN_BYTES, Fetcher, check_columns
+from logcore.consumer.fetcher import MAX_COLUMN_BYTES, Columns, Fetcher, check_columns, columns_of
 from logcore.consumer.membership import TopicPartition
-from logcore.consumer.readings import Reading
+from logcore.consumer.readings import Move, Reading
 from logcore.consumer.values import (
     ConsumerMetrics,
     ConsumerRecords,
@@ -165,10 +165,6 @@ class _Stepped(synchronous.Consumer):
     def add_commit(self, offsets: synchronous.Offsets | None, callback: OnCommit | None) -> bool:
         """As commit_async(), but that it never waits. Whether so many wait that a step is due."""
         return self._commits.add(self._chosen(offsets), callback)
-
-    def records_of(self, reading: Reading) -> Iterator[TopicRecord]:
-        """The records of one partition, for the iteration."""
-        return self._one_by_one(reading)
 
     def step(self) -> None:
         """In the thread: everything that comes before a reading, also what only the first look has to wait for."""
@@ -442,16 +438,18 @@ class Consumer:
         The list of the call before is finished with this call. Errors as for logcore.consumer.Consumer.poll().
         """
         most = self._sync.checked_most(timeout_ms, max_records)
+        given = ConsumerRecords({})
+        moves: list[Move] = []
         with self._alone():
             self._records = None
             self._sync.fetcher.finish()
             deadline = self._loop.time() + timeout_ms / 1000
-            while await self._prepare(deadline):
-                found = self._sync.fetcher.fetch(max(1, min(most, _PIECE_BYTES // self._record_bytes)))
+            while not moves and await self._prepare(deadline):
+                found, moves = self._sync.fetcher.fetch(max(1, min(most, _PIECE_BYTES // self._record_bytes)))
                 if found:
                     self._measure(found)
-                    return intercepted(self._sync.settings.interceptors, ConsumerRecords(found))
-            return ConsumerRecords({})
+                    given = intercepted(self._sync.settings.interceptors, ConsumerRecords(found))
+        return self._sync.fetcher.hand_out(moves, given)
 
     poll = getmany
 
@@ -464,24 +462,36 @@ class Consumer:
         self, timeout_ms: int = 0, max_bytes: int = MAX_COLUMN_BYTES
     ) -> dict[TopicPartition, list[RecordColumns]]:
         """The same as columns, about max_bytes of what there is in the partitions now. Decoded in the thread."""
-        check_columns(timeout_ms, max_bytes)
-        with self._alone():
-            self._records = None
-            self._sync.fetcher.finish()
-            deadline = self._loop.time() + timeout_ms / 1000
-            found: dict[TopicPartition, list[RecordColumns]] = {}
-            find = functools.partial(self._sync.fetcher.find_columns, max_bytes)
-            while not found and await self._prepare(deadline):
-                found = self._sync.fetcher.take_columns(await self._begin_step(find))
-            return found
+        return await self._poll_columns(timeout_ms, max_bytes, dict)
 
     async def poll_arrow(self, timeout_ms: int = 0, max_bytes: int = MAX_COLUMN_BYTES) -> pyarrow.Table:
         """The same as one Arrow table, made in the thread. See logcore.consumer.Consumer.poll_arrow()."""
         from logcore.consumer.tables import table_of
 
-        table_of({})  # raises without pyarrow, before anything is read
-        found = await self.poll_columns(timeout_ms, max_bytes)
-        return await self._home.call(table_of, found)
+        return await self._poll_columns(timeout_ms, max_bytes, table_of)
+
+    async def _poll_columns(
+        self, timeout_ms: int, max_bytes: int, make: Callable[[dict[TopicPartition, list[RecordColumns]]], _T]
+    ) -> _T:
+        """The columns as make() gives them in the thread. It is called with none first, before anything is read."""
+
+        def find() -> tuple[list[Columns], _T]:
+            found = self._sync.fetcher.find_columns(max_bytes)
+            return found, make(columns_of(found))
+
+        check_columns(timeout_ms, max_bytes)
+        given = make({})
+        moves: list[Move] = []
+        with self._alone():
+            self._records = None
+            self._sync.fetcher.finish()
+            deadline = self._loop.time() + timeout_ms / 1000
+            while not moves and await self._prepare(deadline):
+                found, made = await self._begin_step(find)
+                moves = self._sync.fetcher.moves_behind(found)
+                if moves:
+                    given = made
+        return self._sync.fetcher.hand_out(moves, given)
 
     def __aiter__(self) -> Self:
         return self
@@ -517,7 +527,7 @@ class Consumer:
                     raise StopAsyncIteration
                 chosen = self._sync.fetcher.opened()
                 if chosen is not None:
-                    self._records = self._sync.records_of(chosen)
+                    self._records = self._sync.fetcher.one_by_one(chosen)
 
     def _next(self) -> TopicRecord | None:
         if self._records is not None:

@@ -17,23 +17,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import re
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from logcore.consumer.assignment import Assignment, Directory
 from logcore.consumer.commits import Commits, OnCommit, Place
-from logcore.consumer.fetcher import MAX_COLUMN_BYTES, Fetcher, check_columns, misplaced
+from logcore.consumer.fetcher import MAX_COLUMN_BYTES, Fetcher, check_columns, columns_of, misplaced
 from logcore.consumer.groups import Groups
 from logcore.consumer.membership import TopicPartition
 from logcore.consumer.offsetstores import OffsetStores
 from logcore.consumer.ownership import Registration
-from logcore.consumer.readings import Reading, Readings
+from logcore.consumer.readings import Move, Reading, Readings
 from logcore.consumer.sharedgroups import SharedGroups
 from logcore.consumer.values import (
     ConsumerMetrics,
@@ -67,6 +66,7 @@ from logcore.registry.paths import Pattern
 if TYPE_CHECKING:
     import pyarrow
 
+_T = TypeVar("_T")
 #: Partition -> the next offset to process.
 Offsets = Mapping[tuple[str, int], int | OffsetAndMetadata]
 #: The longest wait between two looks, in case no event wakes the consumer.
@@ -461,12 +461,12 @@ class Consumer:
         with self._alone(is_whole=True):
             self._fetcher.finish()
             found: dict[TopicPartition, list[TopicRecord]] = {}
+            moves: list[Move] = []
             deadline_ms = self._fs.monotonic_ms() + timeout_ms
-            while self._prepare(deadline_ms):
-                found = self._fetcher.fetch(most)
-                if found:
-                    break
-            return intercepted(self._settings.interceptors, ConsumerRecords(found))
+            while not found and self._prepare(deadline_ms):
+                found, moves = self._fetcher.fetch(most)
+            given = intercepted(self._settings.interceptors, ConsumerRecords(found))
+        return self._fetcher.hand_out(moves, given)
 
     def _checked_most(self, timeout_ms: int, max_records: int | None) -> int:
         most = self._settings.max_poll_records if max_records is None else max_records
@@ -484,14 +484,24 @@ class Consumer:
 
         Deserializers and interceptors are not called. Raises what poll() raises.
         """
+        return self._poll_columns(timeout_ms, max_bytes, dict)
+
+    def _poll_columns(
+        self, timeout_ms: int, max_bytes: int, make: Callable[[dict[TopicPartition, list[RecordColumns]]], _T]
+    ) -> _T:
+        """The columns as make() gives them. It is called with none first, before anything is read."""
         check_columns(timeout_ms, max_bytes)
+        given = make({})
         with self._alone(is_whole=True):
             self._fetcher.finish()
-            found: dict[TopicPartition, list[RecordColumns]] = {}
+            moves: list[Move] = []
             deadline_ms = self._fs.monotonic_ms() + timeout_ms
-            while not found and self._prepare(deadline_ms):
-                found = self._fetcher.take_columns(self._fetcher.find_columns(max_bytes))
-            return found
+            while not moves and self._prepare(deadline_ms):
+                found = self._fetcher.find_columns(max_bytes)
+                moves = self._fetcher.moves_behind(found)
+                if moves:
+                    given = make(columns_of(found))
+        return self._fetcher.hand_out(moves, given)
 
     def poll_arrow(self, timeout_ms: int = 0, max_bytes: int = MAX_COLUMN_BYTES) -> pyarrow.Table:
         """Like poll_columns(), but returns one Arrow table. Its columns are topic and partition, dictionary-encoded,
@@ -501,8 +511,7 @@ class Consumer:
         """
         from logcore.consumer.tables import table_of
 
-        table_of({})
-        return table_of(self.poll_columns(timeout_ms, max_bytes))
+        return self._poll_columns(timeout_ms, max_bytes, table_of)
 
     def __iter__(self) -> Iterator[TopicRecord]:
         """Yields records as they arrive, until another thread calls wakeup(), or for consumer_timeout_ms no record
@@ -519,18 +528,7 @@ class Consumer:
                     return
                 chosen = self._fetcher.opened()
             if chosen is not None:
-                yield from self._one_by_one(chosen)
-
-    def _one_by_one(self, reading: Reading) -> Iterator[TopicRecord]:
-        """The records of one partition, after the interceptors."""
-        records = self._fetcher.one_by_one(reading)
-        interceptors = self._settings.interceptors
-        if not interceptors:
-            return records
-        alone = ({TopicPartition(record.topic, record.partition): [record]} for record in records)
-        return itertools.chain.from_iterable(
-            intercepted(interceptors, ConsumerRecords(found)).records() for found in alone
-        )
+                yield from self._fetcher.one_by_one(chosen)
 
     def _iteration_ends_ms(self) -> int | None:
         """The time at which an iteration without a record ends; None for never."""

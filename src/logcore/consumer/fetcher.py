@@ -2,7 +2,8 @@
 
 Rules:
 - Partitions are served in turns, beginning behind the one that was served last.
-- A position moves behind what is handed out, and only then. After an error it stays, so that nothing is passed over.
+- A position moves when the caller is given the records, in the call that returns them: hand_out(), or the step of an
+  iteration that yields. After an error or an interrupt before that it is unchanged, and nothing is passed over.
 - Records that stand before damage are handed out first. The next call meets the damage.
 - Records may be read ahead, until somebody drops them: Reading.drop().
 - Where a position is not in the log, auto_offset_reset says where reading goes on.
@@ -12,15 +13,15 @@ Not here: which partitions are read (assignment.py), commits (commits.py) and wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, TypeVar
 
 import attrs
 import numpy as np
 
 from logcore.consumer.membership import TopicPartition
-from logcore.consumer.readings import Ahead, Reading
-from logcore.consumer.values import ConsumerSettings, Deserializer
+from logcore.consumer.readings import Ahead, Move, Reading
+from logcore.consumer.values import ConsumerRecords, ConsumerSettings, Deserializer, intercepted
 from logcore.errors import InvalidConfigError, LogcoreError, LogTruncatedError, NoOffsetError, OffsetOutOfRangeError
 from logcore.format.columns import RecordColumns
 from logcore.format.grouprecords import Committed
@@ -30,6 +31,7 @@ from logcore.log import Log
 from logcore.notices import WARNING, tell
 from logcore.reader import placed_lists
 
+_T = TypeVar("_T")
 #: What one poll of columns takes by default; see Consumer.poll_columns().
 MAX_COLUMN_BYTES: Final = 16 << 20
 #: How long the iteration goes on before it looks after the group.
@@ -153,19 +155,37 @@ class Fetcher:
                 break
         return found
 
-    def take_columns(self, found: list[Columns]) -> dict[TopicPartition, list[RecordColumns]]:
-        """Moves the positions behind what was found, but for those that were moved since."""
-        taken: dict[TopicPartition, list[RecordColumns]] = {}
+    def moves_behind(self, found: list[Columns]) -> list[Move]:
+        """The moves for hand_out(). Empty if there are no records, or a position was moved since: find again then."""
+        moves: list[Move] = []
         for each in found:
             reading = self._readings.get(each.partition)
             if reading is None or reading.position != each.start:
-                continue
+                return []
             reading.drop()
-            reading.position = each.end
             if each.columns:
-                taken[each.partition] = each.columns
-                self.records += sum(map(len, each.columns))
-        return taken
+                moves.append(Move(reading, each.start, each.end))
+            else:
+                reading.position = each.end
+        self.records += sum(len(columns) for each in found for columns in each.columns)
+        return moves
+
+    def hand_out(self, moves: Sequence[Move], given: _T) -> _T:
+        """Moves the positions and returns `given`, which the caller returns at once, outside of any `with` block.
+
+        An interrupt moves all positions back, because the caller's caller never gets the records. A position that was
+        moved since the records were found, as an interceptor may do with seek(), is not moved here.
+        """
+        current = [move for move in moves if move.reading.position == move.start]
+        try:
+            for reading, _, end in current:
+                reading.position = end
+                reading.is_ahead = False
+            return given
+        except BaseException:
+            for reading, start, _ in current:
+                reading.place(start)
+            raise
 
     def opened(self) -> Reading | None:
         """The next partition in turn that has records, with those of them that there are now."""
@@ -205,9 +225,17 @@ class Fetcher:
                 reading.drop()
                 return
             for record in ahead:
+                last: TopicRecord | None = record
+                if settings.interceptors:
+                    given = self._intercepted(record)
+                    yield from given[:-1]
+                    last = given[-1] if given else None
+                    if reading.records is not records:
+                        return
                 reading.finished = reading.position
                 reading.position = record.offset + 1
-                yield record
+                if last is not None:
+                    yield last
                 if reading.records is not records:
                     return
                 until_look -= 1
@@ -234,11 +262,13 @@ class Fetcher:
             return False
         return reading.records is not None or not _is_at_end(reading.log, reading.position, self.end(reading.log))
 
-    def fetch(self, most: int) -> dict[TopicPartition, list[TopicRecord]]:
+    def fetch(self, most: int) -> tuple[dict[TopicPartition, list[TopicRecord]], list[Move]]:
         """Records of the partitions in turns, beginning behind the one that was served last: at most so many, of each
-        partition of max_partition_fetch_bytes and of all of fetch_max_bytes, but at least of one run of batches.
+        partition of max_partition_fetch_bytes and of all of fetch_max_bytes, but at least of one run of batches. Also
+        the moves for hand_out().
         """
         found: dict[TopicPartition, list[TopicRecord]] = {}
+        moves: list[Move] = []
         order = list(self._readings)
         first = self._turn
         left = most
@@ -249,40 +279,48 @@ class Fetcher:
             if reading.is_paused or left == 0 or (found and left_bytes <= 0):
                 continue
             try:
-                records, size_bytes = self._take(one, reading, left, left_bytes)
+                records, size_bytes, end = self._take(one, reading, left, left_bytes)
             except Exception:
                 if found:  # what others gave is handed out; the error comes again with the next call
                     break
                 raise
             if records:
+                assert reading.position is not None
                 found[one] = records
+                moves.append(Move(reading, reading.position, end))
                 left -= len(records)
                 left_bytes -= size_bytes
                 self._turn = (first + step + 1) % len(order)
-        return found
+            elif end:
+                reading.position = end
+        return found, moves
 
-    def _take(self, one: TopicPartition, reading: Reading, most: int, most_bytes: int) -> tuple[list[TopicRecord], int]:
-        """Records of one partition, and the bytes of the batches that were begun for them."""
+    def _take(
+        self, one: TopicPartition, reading: Reading, most: int, most_bytes: int
+    ) -> tuple[list[TopicRecord], int, int]:
+        """Records of one partition, the bytes of the batches that were begun for them, and where the position is to be
+        behind them: 0 if it stays.
+        """
         if not self._open(one, reading):
-            return [], 0
+            return [], 0, 0
         assert reading.records is not None
+        reading.is_ahead = True  # until they are handed out, so that an interrupt passes none of them over
         try:
             taken = reading.records.take(most, min(most_bytes, self._settings.max_partition_fetch_bytes))
             found = self._handed(taken.records)
         except BaseException:
-            reading.drop()  # the position stays, so that nothing is passed over
+            reading.drop()
             raise
         if taken.is_last or taken.is_stopped:
             reading.drop()
-        if taken.is_last:
-            reading.position = reading.end
-        else:
-            reading.position = taken.records[-1].offset + 1
-        return found, taken.size_bytes
+        end = reading.end
+        if not taken.is_last:
+            end = taken.records[-1].offset + 1
+        return found, taken.size_bytes, end
 
     def _open(self, one: TopicPartition, reading: Reading) -> bool:
         """Whether there are records behind the position; reading.records are those."""
-        if reading.is_ahead:  # of an iteration that was left, and would miss those between
+        if reading.is_ahead:  # those of a call or an iteration that ended before it handed them out are read again
             reading.drop()
         if reading.records is not None:
             return True
@@ -308,6 +346,11 @@ class Fetcher:
                 found = [_with(record, name, function) for record in found]
         return found
 
+    def _intercepted(self, record: TopicRecord) -> list[TopicRecord]:
+        """A record of an iteration as the interceptors give it."""
+        alone = ConsumerRecords({TopicPartition(record.topic, record.partition): [record]})
+        return list(intercepted(self._settings.interceptors, alone).records())
+
     def _columns(self, one: TopicPartition, reading: Reading, max_bytes: int) -> Columns | None:
         position = reading.position
         if reading.is_paused or position is None:
@@ -332,6 +375,10 @@ class Fetcher:
             self.reset(one, reading, error)
             return None
         return Columns(one, position, end, found, size_bytes)
+
+
+def columns_of(found: Sequence[Columns]) -> dict[TopicPartition, list[RecordColumns]]:
+    return {each.partition: each.columns for each in found if each.columns}
 
 
 def check_columns(timeout_ms: int, max_bytes: int) -> None:

@@ -78,7 +78,7 @@ class Reading:
     is_paused: bool = False
     records: Ahead | None = None
     end: int = 0  # of those records
-    is_ahead: bool = False  # the iteration has taken records that it has not handed out
+    is_ahead: bool = False  # records were taken from those ahead that no caller has yet
 
     def drop(self) -> None:
         self.records = None
@@ -89,6 +89,14 @@ class Reading:
         self.position = offset
         self.finished = offset
         self.drop()
+
+
+class Move(NamedTuple):
+    """A position that moves from start to end when the caller is given the records between them."""
+
+    reading: Reading
+    start: int
+    end: int
 
 
 class Readings:

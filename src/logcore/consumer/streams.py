@@ -91,15 +91,17 @@ class Stream:
 
     def __next__(self) -> TopicRecord:
         try:
-            if not self._is_over:
-                return next(self._records)
-        except (StopIteration, ConsumerStateError):
+            # Not next(), a call: an interrupt behind it would lose the record, whose position has moved.
+            for record in () if self._is_over else self._records:
+                return record
+        except ConsumerStateError:
             if not self._is_over:
                 raise
-        except Exception:
+        except BaseException:
             self._records = iter(self._consumer)  # the same record is tried again
             raise
-        self._consumer.close()  # what was handed out is finished, for the next was asked for
+        if self._is_over:
+            self._consumer.close()  # what was handed out is finished, for the next was asked for
         raise StopIteration
 
     def commit(self) -> None:
