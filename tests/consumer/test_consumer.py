@@ -466,15 +466,18 @@ def test_damage_passes_no_record_over(data: LogDir) -> None:
         assert found in ([], list(range(5)))
 
 
-def test_a_deserializer_that_fails_passes_no_record_over(data: LogDir) -> None:
+def test_poll_returns_the_records_before_one_that_a_deserializer_refuses(data: LogDir) -> None:
+    """poll() raised, and returned nothing of what it had read of the partition before."""
     for value in (b"1", b"two", b"3"):
         data.append("t", value, partition=0)
     with data.consumer(auto_offset_reset="earliest", value_deserializer=int) as consumer:
         consumer.assign([ONE])
+        assert [record.value for record in consumer.poll().records()] == [1]
         for _ in range(2):
             with pytest.raises(ValueError, match="two"):
                 consumer.poll()
-        assert consumer.position(ONE) == 0
+            assert consumer.position(ONE) == 1
+        consumer.seek(ONE, 0)
         taken = []
         for _ in range(2):
             with pytest.raises(ValueError, match="two"):
@@ -483,6 +486,25 @@ def test_a_deserializer_that_fails_passes_no_record_over(data: LogDir) -> None:
         assert taken == [1]
         consumer.seek(ONE, 2)
         assert [record.value for record in consumer.poll().records()] == [3]
+
+
+def test_lag_of_an_undecided_position_is_an_error(data: LogDir) -> None:
+    """It counted from offset 0, also where retention had deleted all of that."""
+    fill(data, 0, 5)
+    committed: Any = {"group_id": "g", "auto_offset_reset": "earliest", "isolation_level": "read_committed"}
+    with data.consumer(**committed) as consumer, data.producer(transactional_id="p") as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        consumer.subscribe(["t"])
+        consumer.poll()
+        producer.send_offsets_to_transaction({ONE: 3}, consumer.group_metadata())
+        with data.consumer(**committed) as other:
+            other.assign([ONE])
+            for ask in (other.lag, lambda: other.lag(ONE), lambda: other.position(ONE)):
+                with pytest.raises(NoOffsetError, match="open transaction"):
+                    ask()
+            producer.commit_transaction()
+            assert (other.position(ONE), other.lag(ONE)) == (3, 2)
 
 
 class _Interrupting:

@@ -352,7 +352,7 @@ class Consumer:
         await self._begin_step(functools.partial(self._sync.seek_to_end, *partitions))
 
     async def lag(self, partition: tuple[str, int] | None = None) -> int:
-        """How many offsets lie between the position and the end, of one partition or of all."""
+        """How many offsets lie between the position and the end, of one partition or of all. Raises NoOffsetError."""
         return await self._begin_step(functools.partial(self._sync.lag, partition))
 
     async def beginning_offsets(self, partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, int]:

@@ -277,13 +277,15 @@ class Consumer:
         """The offset of the next record that poll() returns. Raises NoOffsetError."""
         with self._alone():
             self._settle([TopicPartition(*partition)])
-            found = self._reading(partition).position
-            if found is None:
-                raise NoOffsetError(
-                    "an open transaction may commit an offset of this partition: poll until it has ended",
-                    path=self._reading(partition).log.path,
-                )
-            return found
+            return self._placed(self._reading(partition))
+
+    def _placed(self, reading: Reading) -> int:
+        if reading.position is None:
+            raise NoOffsetError(
+                "an open transaction may commit an offset of this partition: poll until it has ended",
+                path=reading.log.path,
+            )
+        return reading.position
 
     def seek(self, partition: tuple[str, int], offset: int) -> None:
         """Continues from an offset. The next poll() checks whether the log has it."""
@@ -309,14 +311,14 @@ class Consumer:
                 reading.place(self._fetcher.end(reading.log))
 
     def lag(self, partition: tuple[str, int] | None = None) -> int:
-        """The number of offsets between the position and the end, of one partition or of all."""
+        """The number of offsets between the position and the end, of one partition or of all. Raises NoOffsetError."""
         with self._alone():
             wanted = list(self._readings) if partition is None else [TopicPartition(*partition)]
             self._settle(wanted)
             found = 0
             for one in wanted:
                 reading = self._reading(one)
-                found += max(0, self._fetcher.end(reading.log) - (reading.position or 0))
+                found += max(0, self._fetcher.end(reading.log) - self._placed(reading))
             return found
 
     def beginning_offsets(self, partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, int]:

@@ -4,7 +4,7 @@ Rules:
 - Partitions are served in turns, beginning behind the one that was served last.
 - A position moves when the caller is given the records, in the call that returns them: hand_out(), or the step of an
   iteration that yields. After an error or an interrupt before that it is unchanged, and nothing is passed over.
-- Records that stand before damage are handed out first. The next call meets the damage.
+- Records before damage, and before one that a deserializer refuses, are handed out first. The next call raises.
 - Records may be read ahead, until somebody drops them: Reading.drop().
 - Where a position is not in the log, auto_offset_reset says where reading goes on.
 
@@ -311,11 +311,12 @@ class Fetcher:
         except BaseException:
             reading.drop()
             raise
-        if taken.is_last or taken.is_stopped:
+        is_cut = len(found) < len(taken.records)  # the next call meets the record that cannot be deserialized
+        if taken.is_last or taken.is_stopped or is_cut:
             reading.drop()
         end = reading.end
-        if not taken.is_last:
-            end = taken.records[-1].offset + 1
+        if not taken.is_last or is_cut:
+            end = found[-1].offset + 1
         return found, taken.size_bytes, end
 
     def _open(self, one: TopicPartition, reading: Reading) -> bool:
@@ -337,13 +338,27 @@ class Fetcher:
             return False
         return True
 
-    def _handed(self, found: list[TopicRecord]) -> list[TopicRecord]:
-        """Records as the deserializers give them."""
+    def _handed(self, records: list[TopicRecord]) -> list[TopicRecord]:
+        """Records as the deserializers give them, up to the first that cannot be deserialized. Raises the error if that
+        is the first of all.
+        """
         settings = self._settings
-        self.records += len(found)
+        functions: list[tuple[str, Deserializer]] = []
         for name, function in (("key", settings.key_deserializer), ("value", settings.value_deserializer)):
             if function is not None:
-                found = [_with(record, name, function) for record in found]
+                functions.append((name, function))
+        found = records
+        if functions:
+            found = []
+            try:
+                for record in records:
+                    for name, function in functions:
+                        record = _with(record, name, function)
+                    found.append(record)
+            except Exception:
+                if not found:
+                    raise
+        self.records += len(found)
         return found
 
     def _intercepted(self, record: TopicRecord) -> list[TopicRecord]:
