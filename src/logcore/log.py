@@ -153,8 +153,8 @@ def open_log(
         raise InvalidConfigError("a replicated log has one writer; it cannot be shared")
     if not exists:
         ensure_directory(fs, parent)
-    claim = claim_directory(fs, parent, name, shared=shared)
     writer: Writer | None = None
+    claim = claim_directory(fs, parent, name, shared=shared)
     try:
         # Check again, under the turn of the directory: another process may have created it meanwhile.
         with claim.changing():
@@ -181,7 +181,7 @@ def open_log(
             writer = Writer(place, claim=claim, opened=opened)
             with writer.state.lock:
                 writer.start_locked(opened)
-        log = Log(fs, real, writer.state, policy, writer=writer, left_below=opened.left_below)
+        return Log(fs, real, writer.state, policy, writer=writer, left_below=opened.left_below)
     except BaseException:
         try:
             if writer is not None:
@@ -190,7 +190,6 @@ def open_log(
         finally:  # even if the lines above fail, for example for lack of memory
             claim.release()
         raise
-    return log
 
 
 def _join(place: Place, claim: Claim) -> tuple[Writer, Opened]:

@@ -809,3 +809,57 @@ def test_who_ends_before_it_has_read_the_answer_to_its_first_join_is_no_member(i
         poll_all([first])
         assert shares([first]) == [[0, 1]]
         first.close()
+
+
+@pytest.mark.parametrize("goes_on", [False, True], ids=["closed", "goes on"])
+@pytest.mark.parametrize("is_shared", [False, True], ids=["one process", "shared"])
+def test_interrupted_join_leaves_no_member_behind(
+    is_shared: bool, goes_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group had made the consumer a member, and the consumer did not know its answer: the partitions were a ghost's
+    for max_poll_interval_ms.
+    """
+    disk = SimulatedDisk({"data": None})
+    with logcore.open_dir("data", create=True, shared=is_shared, fs=disk) as data:
+        data.create_topic("t", 2)
+        (first,) = consumers(data, 1)
+        groups = type(first._groups)
+        join = groups.join
+
+        def interrupted(self: Any, request: Any) -> None:
+            join(self, request)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(groups, "join", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                first.poll(0)
+        last = first
+        if not goes_on:
+            first.close()
+            (last,) = consumers(data, 1)
+        poll_all([last])
+        assert shares([last]) == [[0, 1]]
+        last.close()
+
+
+def test_interrupted_close_can_be_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupted close() said that the consumer was closed, and left it in its group."""
+    disk = SimulatedDisk({"data": None})
+    with logcore.open_dir("data", create=True, fs=disk) as data:
+        data.create_topic("t", 2)
+        (first,) = consumers(data, 1)
+        poll_all([first])
+
+        def interrupted(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(first._groups), "leave", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                first.close()
+        first.close()
+        (last,) = consumers(data, 1)
+        poll_all([last])
+        assert shares([last]) == [[0, 1]]
+        last.close()

@@ -17,7 +17,7 @@ from logcore.directory import openlogs
 from support import interruptedcalls as calls
 from support.interrupting import interrupted
 
-FEW = int(os.environ.get("LOGCORE_INTERRUPTS", "25"))
+FEW = int(os.environ.get("LOGCORE_INTERRUPTS", "15"))
 CASES = (
     calls.Reading,
     calls.ReadingOn,

@@ -71,6 +71,8 @@ def is_edge(path: str, line: int) -> bool:
     if text.startswith(_EDGES):
         return True
     before = linecache.getline(path, line - 1).strip()
+    if before.startswith(("finally:", "except ")):
+        return True
     is_behind_plain = _PLAIN.fullmatch(before) is not None or (
         _BARE.fullmatch(before) is not None and is_edge(path, line - 1)
     )

@@ -21,7 +21,7 @@ Not here: how a group divides its partitions (member.py, assignors.py), the node
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol, cast
 
 from logcore.consumer.commits import Commits
@@ -69,6 +69,7 @@ class Assignment:
         commits: Commits,
     ) -> None:
         self.rebalances = 0  # for the metrics
+        self.is_telling = False  # the listener is at work
         self._fs = fs
         self._forks = fs.forks
         self._directory = directory
@@ -83,6 +84,7 @@ class Assignment:
         self._listener = RebalanceListener()
         self._share: frozenset[TopicPartition] = frozenset()
         self._is_share_taken = True
+        self._untold: frozenset[TopicPartition] = frozenset()  # assigned, and the listener does not know it yet
         self._first_seen: dict[str, int] = {}
         self._registration: Registration | None = None
         self._number = 0
@@ -213,8 +215,8 @@ class Assignment:
             self._first_seen.setdefault(topic, self._count(topic))
         member = self._place.member
         if member is None:
-            present = frozenset(TopicPartition(topic, n) for topic in wanted for n in range(self._count(topic)))
-            self._take_share(present)
+            self._share = frozenset(TopicPartition(topic, n) for topic in wanted for n in range(self._count(topic)))
+            self._take_share()
             return
         assert self._groups is not None
         member.subscribe(wanted)
@@ -225,7 +227,7 @@ class Assignment:
                 break
             self._hear(member, heard)
         if not self._is_share_taken:
-            self._take_owned()
+            self._take_share()
 
     def is_added(self, one: TopicPartition) -> bool:
         """Whether its topic had no such partition when it was first subscribed to."""
@@ -245,7 +247,7 @@ class Assignment:
             if self._ownership is not None:
                 self._ownership.forget()
             if mine:
-                self._listener.on_partitions_lost(mine)
+                self._tell(self._listener.on_partitions_lost, mine)
                 self._commits.settle()  # refused now; after it has joined again it would count
         elif heard is REJOIN:
             if not member.is_cooperative:
@@ -257,26 +259,36 @@ class Assignment:
             self.rebalances += 1
             if mine - heard.partitions and member.is_cooperative:
                 member.rejoin()  # first: if what follows fails, it joins with all that it still has
-            self._take_share(heard.partitions)
+            self._share = heard.partitions
+            self._is_share_taken = False  # whatever the listener raises, the next look goes on
+            member.take_share()
+            self._take_share()
 
-    def _take_share(self, partitions: frozenset[TopicPartition]) -> None:
-        """Whatever the listener raises, the next look goes on: the group would not tell of the share again."""
-        self._share = partitions
-        self._is_share_taken = False
-        self._give_up(self._read() - partitions)
+    def _take_share(self) -> None:
+        """Gives up what is not in its share, and reads what is."""
+        self._give_up(self._read() - self._share)
         self._take_owned()
 
     def _take_owned(self) -> None:
-        """Reads what of its share no other owns, and lets go of what is not in it."""
+        """Reads what of its share no other owns, and lets go of what is not in it. What the listener raises is raised
+        once; after an interrupt the next look calls it again.
+        """
         owned = self._share
         if self._ownership is not None:
             self._is_share_taken = False
             owned = self._ownership.settle(self._share, self._place.group_metadata())
-        added = owned - self._read()
+        self._untold = (self._untold & owned) | (owned - self._read())
         self._readings.choose(owned)
+        if self._untold:
+            self._is_share_taken = False  # an interrupt comes before the listener ends: the next look tells it again
+            try:
+                self._tell(self._listener.on_partitions_assigned, self._untold)
+            except Exception:
+                self._untold = frozenset()
+                self._is_share_taken = owned == self._share
+                raise
+            self._untold = frozenset()
         self._is_share_taken = owned == self._share
-        if added:
-            self._listener.on_partitions_assigned(added)
 
     # -- what is given up ----------------------------------------------------------------------------------------
 
@@ -292,7 +304,14 @@ class Assignment:
 
     def _revoke(self, partitions: frozenset[TopicPartition]) -> None:
         if partitions and self.is_subscribed:
-            self._listener.on_partitions_revoked(partitions)
+            self._tell(self._listener.on_partitions_revoked, partitions)
+
+    def _tell(self, method: Callable[[frozenset[TopicPartition]], None], partitions: frozenset[TopicPartition]) -> None:
+        self.is_telling = True
+        try:
+            method(partitions)
+        finally:
+            self.is_telling = False
 
     def leave(self, timeout: float | None = None) -> None:
         """Commits what is finished, tells the listener, and gives the place up, whatever the listener raises.

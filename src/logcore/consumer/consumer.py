@@ -104,7 +104,6 @@ class Consumer:
         self._is_closed = False
         self._looks = 0
         self._using = threading.RLock()  # a listener seeks and commits in the middle of poll()
-        self._depth = 0  # of methods that run; changed under the lock
         self._moved = threading.Condition()
         self._has_moved = False
         self._is_woken = False
@@ -163,11 +162,16 @@ class Consumer:
                 self._fetcher.finish()
             try:
                 self._assignment.leave(timeout)
-            finally:
-                self._is_closed = True
-                self._assignment.end()
-                if self._groups is not None:
-                    self._groups.forget(self._listening)
+            except Exception:
+                self._end()
+                raise
+            self._end()  # not after an interrupt: another close() goes on
+
+    def _end(self) -> None:
+        self._assignment.end()
+        if self._groups is not None:
+            self._groups.forget(self._listening)
+        self._is_closed = True
 
     @contextlib.contextmanager
     def _alone(self, *, is_whole: bool = False) -> Generator[None, None, None]:
@@ -175,13 +179,9 @@ class Consumer:
         if not self._using.acquire(blocking=False):
             raise ConsumerBusyError("a consumer is used by one thread at a time, and another uses this one")
         try:
-            if is_whole and self._depth:
+            if is_whole and self._assignment.is_telling:
                 raise ConsumerStateError("a listener may seek and commit, and not poll, subscribe, assign or close")
-            self._depth += 1
-            try:
-                yield
-            finally:
-                self._depth -= 1
+            yield
         finally:
             self._using.release()
 

@@ -21,6 +21,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, Final, Protocol
 
+import attrs
+
 from logcore.combining import Combined
 from logcore.config import LogConfig
 from logcore.coordination.coordinator import Coordinator
@@ -74,13 +76,29 @@ class Directory(Protocol):
 
 class Answer:
     """How a request ends. result: once is_there; set under the lock of the groups. is_awaited: others than who asks may
-    sleep until it is there.
+    sleep until it is there. id_end: how the id ends that a request to join was given, in a group of this process.
     """
 
     def __init__(self, *, is_awaited: bool = True) -> None:
         self.is_awaited = is_awaited
+        self.id_end = ""
         self.is_there = False
         self.result: Any = None
+
+
+@attrs.frozen(kw_only=True)
+class KeptJoin(Join):
+    """A request to join whose answer the member has from before it asks. If an interrupt comes while it asks, it can
+    withdraw the request.
+    """
+
+    answer: Answer = attrs.field(eq=False)
+
+
+def answer_of(request: Join) -> Answer:
+    if isinstance(request, KeptJoin):
+        return request.answer
+    return Answer()
 
 
 def home_of(directory: Directory, group_id: str) -> tuple[str, int]:
@@ -137,7 +155,8 @@ class Groups:
         self._directory = directory
         self._lock = threading.RLock()
         rules = Rules(min_session_timeout_ms=1, max_session_timeout_ms=_LONGEST_MS)
-        self._coordinator = Coordinator(rules, lambda: fs.random_bytes(16).hex())
+        self._coordinator = Coordinator(rules, self._new_id)
+        self._naming: Answer | None = None  # of the request to join that is carried out
         self._timers: Timers[tuple[Group, Timeout]] = Timers()
         self._effects: deque[Effect] = deque()
         self._unsynced = Settling(self._lock)
@@ -197,9 +216,23 @@ class Groups:
 
     def join(self, request: Join) -> Answer:
         """The answer comes when all members have joined: Joined or JoinRefused."""
-        answer = Answer()
-        self._do(lambda now_ms: self._coordinator.join(request, answer, now_ms))
+        answer = answer_of(request)
+
+        def join(now_ms: int) -> list[Effect]:
+            self._naming = answer
+            try:
+                return self._coordinator.join(request, answer, now_ms)
+            finally:
+                self._naming = None
+
+        self._do(join)
         return answer
+
+    def _new_id(self) -> str:
+        made = self._fs.random_bytes(16).hex()
+        if self._naming is not None:
+            self._naming.id_end = made
+        return made
 
     def sync(self, request: Sync) -> Answer:
         """The answer comes when the leader has assigned: Synced or a GroupError."""
@@ -228,7 +261,17 @@ class Groups:
 
     def withdraw(self, group_id: str, joining: Answer) -> None:
         """Removes the member whose request to join waits for this answer. Does nothing once it is answered."""
-        self._do(lambda now_ms: self._coordinator.withdraw(group_id, joining, now_ms))
+
+        def withdraw(now_ms: int) -> list[Effect]:
+            effects = self._coordinator.withdraw(group_id, joining, now_ms)
+            group = self._coordinator.get(group_id)
+            if group is not None and joining.id_end and not joining.is_there:
+                # An interrupt took the answer of a step that was carried out.
+                left = [(name, None) for name in group.members if name.endswith(joining.id_end)]
+                effects += self._coordinator.leave(group_id, left, now_ms)[1]
+            return effects
+
+        self._do(withdraw)
 
     def commit(
         self, who: Committer, offsets: Mapping[OffsetKey, Committed], producer: tuple[int, int] | None = None
@@ -359,7 +402,8 @@ class Groups:
         self._effects.extend(effects)
         is_news = False
         while self._effects:
-            match self._effects.popleft():
+            effect = self._effects[0]  # an interrupt leaves it: the next step carries it out, which may be twice
+            match effect:
                 case Reply(Answer() as answer, result):
                     answer.result = result
                     answer.is_there = True
@@ -372,6 +416,8 @@ class Groups:
                     self._timers.cancel((group, timeout))
                 case _:
                     is_news = True
+            if self._effects and self._effects[0] is effect:  # else a signal handler was in here
+                self._effects.popleft()
         if is_news:  # else members that wait would wake one another for ever, by looking
             for listener in self._listeners:
                 listener()

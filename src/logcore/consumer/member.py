@@ -7,6 +7,8 @@
 
 Rules:
 - A member never waits in here. It is asked again when the groups say that something has changed.
+- An interrupt may come anywhere. What this member asks of the group is noted before it asks, and what it was told is
+  kept until the caller has taken it, so that the next step() or leave() goes on.
 - The leader runs the assignor without any lock, and the result is checked before others see it.
 
 Not here: positions, commits and listeners (consumer.py), what the group decides (logcore.coordination).
@@ -23,10 +25,10 @@ import attrs
 
 from logcore.callbacks import call
 from logcore.consumer.assignors import Assignor
-from logcore.consumer.groups import Answer, Groups
+from logcore.consumer.groups import Answer, Groups, KeptJoin
 from logcore.consumer.membership import Member, TopicPartition
 from logcore.consumer.sharedgroups import SharedGroups
-from logcore.coordination.effects import GroupError, Join, Joined, JoinRefused, Sync, Synced
+from logcore.coordination.effects import GroupError, Joined, JoinRefused, Sync, Synced
 from logcore.errors import ConsumerStateError, FencedInstanceError, InconsistentGroupError, InvalidConfigError
 from logcore.format.grouprecords import (
     Subscription,
@@ -81,8 +83,10 @@ class GroupMember:
         self._topics: tuple[str, ...] = ()
         self._protocol = ""
         self._divided: dict[str, int] | None = None  # the topics as they were when this member divided them
+        self._asking: Answer | None = None  # of a request to join, while it is handed to the group
         self._joining: Answer | None = None
         self._syncing: Answer | None = None
+        self._share: Share | None = None  # what step() returns until take_share()
         self._is_stable = False
         self._wants_to_join = False
         self.is_removed = False  # the group has removed it, and it has not joined again
@@ -119,7 +123,9 @@ class GroupMember:
         for name, assignor in self._assignors.items():
             told = Subscription(self._topics, self._user_data(assignor), claims, had)
             protocols.append((name, subscription_value(told)))
-        request = Join(
+        answer = Answer()
+        request = KeptJoin(
+            answer=answer,
             group_id=self.group_id,
             member_id=self.member_id,
             instance_id=self.instance_id,
@@ -136,7 +142,11 @@ class GroupMember:
         self._wants_to_join = False
         self._is_stable = False
         self._syncing = None
-        self._joining = self._groups.join(request)
+        self._share = None
+        self._asking = answer
+        self._groups.join(request)
+        self._joining = answer
+        self._asking = None
 
     def _user_data(self, assignor: Assignor) -> bytes | None:
         """What an assignor of the user's says of this member. Raises InvalidConfigError."""
@@ -152,22 +162,36 @@ class GroupMember:
 
     def leave(self) -> None:
         """Gives its place up; a static member keeps it for its session timeout."""
+        self._take_back(self._asking)
         if not self.member_id and self._joining is not None:
-            # The group knows it already, and would wait for it. If the answer has come meanwhile, it has its id there.
-            self._groups.withdraw(self.group_id, self._joining)
-            if isinstance(self._joining.result, Joined):
-                self.member_id = self._joining.result.member_id
+            self._take_back(self._joining)
         if self.member_id and self.instance_id is None:
             self._groups.leave(self.group_id, self.member_id, None)
         elif self.member_id:
             self._groups.absent(self.group_id, self.member_id)
         self._forget()
 
+    def _take_back(self, asked: Answer | None) -> None:
+        """Withdraws a request to join: the group knows it already, and would wait for this member. If the answer has
+        come meanwhile, it has the member's id.
+        """
+        if asked is not None:
+            self._groups.withdraw(self.group_id, asked)
+            self._take_id(asked)
+        self._asking = None
+
+    def _take_id(self, answered: Answer) -> None:
+        result = answered.result
+        if isinstance(result, Joined):
+            self.member_id = result.member_id
+
     def _forget(self) -> None:
         self.member_id = ""
         self.generation = -1
+        self._asking = None
         self._joining = None
         self._syncing = None
+        self._share = None
         self._is_stable = False
         self._divided = None
         self._wants_to_join = True
@@ -176,10 +200,13 @@ class GroupMember:
         """The next thing that the consumer has to know. Raises FencedInstanceError, InconsistentGroupError,
         InvalidConfigError.
         """
+        if self._asking is not None:  # an interrupt or an error came while it asked
+            self._take_back(self._asking)
         if self._joining is not None:
             if not self._joining.is_there:
                 return None
             result = self._joining.result
+            self._take_id(self._joining)
             self._joining = None
             heard = self._joined(result)
             if self._syncing is None:
@@ -187,9 +214,14 @@ class GroupMember:
         if self._syncing is not None:
             if not self._syncing.is_there:
                 return self._beat()
-            result = self._syncing.result
+            self._synced(self._syncing.result)
+            if self._share is None:
+                error = self._syncing.result
+                self._syncing = None
+                return self._refused(error)
             self._syncing = None
-            return self._synced(result)
+        if self._share is not None:
+            return self._share
         if self._wants_to_join or not self._is_stable:
             return REJOIN
         if self._divided is not None and self._divided != {name: self._partitions_of(name) for name in self._divided}:
@@ -203,9 +235,14 @@ class GroupMember:
         if self._joining is None or not isinstance(self._joining.result, Joined):
             return False
         result = self._joining.result
+        self._take_id(self._joining)
         self._joining = None
         self._joined(result)
         return True
+
+    def take_share(self) -> None:
+        """The caller knows the share, and needs it from step() no more."""
+        self._share = None
 
     def _beat(self) -> Heard | None:
         error = self._groups.heartbeat(self.group_id, self.member_id, self.instance_id, self.generation)
@@ -279,18 +316,18 @@ class GroupMember:
         check_assignment(assignor, counts, members, found)
         return {member.member_id: assignment_value(found.get(member.member_id, ())) for member in members}
 
-    def _synced(self, result: Synced | GroupError) -> Heard | Share | None:
+    def _synced(self, result: Synced | GroupError) -> None:
         if isinstance(result, GroupError):
             if result is GroupError.REBALANCE_IN_PROGRESS:
                 self._wants_to_join = True
-            return self._refused(result)
-        self._is_stable = True
+            return
         pairs = read_assignment(result.assignment) or ()
         partitions = frozenset(TopicPartition(*pair) for pair in pairs)
         hear = getattr(self._assignors.get(self._protocol), "on_assignment", None)
         if hear is not None:
             call(hear, partitions, self.generation)
-        return Share(partitions)
+        self._share = Share(partitions)
+        self._is_stable = True
 
 
 def check_assignment(

@@ -120,8 +120,8 @@ class Readings:
             self._forgets.pop(one, lambda: None)()
         for one in sorted(wanted - frozenset(self.by_partition)):
             log = self._directory.partition(*one)
-            self.by_partition[one] = Reading(log)
             self._listen(one, log)
+            self.by_partition[one] = Reading(log)
 
     def open_again(self, *, may_be_gone: bool) -> None:
         """A log that failed was closed, and the directory has another. may_be_gone: a topic that was deleted is no
@@ -133,13 +133,14 @@ class Readings:
             if not reading.log.is_closed:
                 continue
             try:
-                reading.log = self._directory.partition(*one)
+                log = self._directory.partition(*one)
             except TopicNotFoundError:
                 if not may_be_gone:
                     raise
                 continue
+            self._listen(one, log)
+            reading.log = log
             reading.drop()
-            self._listen(one, reading.log)
 
     def _listen(self, one: TopicPartition, log: Log) -> None:
         if self._is_read_only:

@@ -33,7 +33,7 @@ from typing import Final
 
 import attrs
 
-from logcore.consumer.groups import Answer, Directory, append, check_forgotten, home_of
+from logcore.consumer.groups import Answer, Directory, KeptJoin, answer_of, append, check_forgotten, home_of
 from logcore.consumer.observing import Observations
 from logcore.coordination.coordinator import Coordinator
 from logcore.coordination.effects import (
@@ -147,23 +147,38 @@ class SharedGroups:
     # -- requests
 
     def join(self, request: Join) -> Answer:
-        """The answer comes when all members have joined: Joined or JoinRefused."""
-        return self.ask(request.group_id, lambda coordinator, waiter, now_ms: coordinator.join(request, waiter, now_ms))
+        """The answer comes when all members have joined: Joined or JoinRefused. That of a KeptJoin stays known when the
+        call is interrupted or fails, so that withdraw() finds it.
+        """
+        return self.ask(
+            request.group_id,
+            lambda coordinator, waiter, now_ms: coordinator.join(request, waiter, now_ms),
+            answer_of(request),
+            is_kept=isinstance(request, KeptJoin),
+        )
 
     def sync(self, request: Sync) -> Answer:
         """The answer comes when the leader has assigned: Synced or a GroupError."""
         return self.ask(request.group_id, lambda coordinator, waiter, now_ms: coordinator.sync(request, waiter, now_ms))
 
-    def ask(self, group_id: str, ask: Callable[[Coordinator, str, int], Iterable[Effect]]) -> Answer:
-        """Any request that gets a reply: ask(coordinator, waiter, now_ms) in one step of the group."""
-        answer = Answer()
+    def ask(
+        self,
+        group_id: str,
+        ask: Callable[[Coordinator, str, int], Iterable[Effect]],
+        answer: Answer | None = None,
+        *,
+        is_kept: bool = False,
+    ) -> Answer:
+        """A request that gets a reply: ask(coordinator, waiter, now_ms) in one step of a group. answer: see join()."""
+        answer = answer or Answer()
         waiter = f"{self._session}:{next(self._numbers)}"
         with self._lock:
             self._answers.setdefault(group_id, {})[waiter] = answer
             try:
                 self.step(group_id, lambda coordinator, now_ms: ask(coordinator, waiter, now_ms))
             except BaseException:
-                self._answers.get(group_id, {}).pop(waiter, None)
+                if not is_kept:
+                    self._answers.get(group_id, {}).pop(waiter, None)
                 raise
         return answer
 
@@ -210,6 +225,7 @@ class SharedGroups:
             waiter = next((waiter for waiter, answer in waiting.items() if answer is joining), None)
             if waiter is not None:
                 self.step(group_id, lambda coordinator, now_ms: coordinator.withdraw(group_id, waiter, now_ms))
+                waiting.pop(waiter, None)
 
     def commit(
         self, who: Committer, offsets: Mapping[OffsetKey, Committed], producer: tuple[int, int] | None = None
@@ -435,9 +451,10 @@ class SharedGroups:
         """Fetches the answers that wait in the node for members of this process."""
         waiting = self._answers.get(group_id, {})
         for waiter in [waiter for waiter in waiting if waiter in node.mail]:
-            answer = waiting.pop(waiter)
+            answer = waiting[waiter]
             answer.result = node.mail[waiter]
             answer.is_there = True
+            del waiting[waiter]  # last, so that an interrupt leaves the answer to the next look
             self._tell()
         if not waiting:
             self._answers.pop(group_id, None)
