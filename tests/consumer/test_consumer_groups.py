@@ -56,7 +56,8 @@ class Told(RebalanceListener):
 def consumers(data: LogDir, count: int, **given: Any) -> list[Consumer]:
     made = []
     for _ in range(count):
-        consumer = data.consumer(group_id="g", auto_offset_reset="earliest", max_poll_interval_ms=INTERVAL_MS, **given)
+        settings = {"auto_offset_reset": "earliest", **given}
+        consumer = data.consumer(group_id="g", max_poll_interval_ms=INTERVAL_MS, **settings)
         consumer.subscribe(["t"], listener=Told())
         made.append(consumer)
     return made
@@ -485,6 +486,54 @@ def test_offsets_end_with_their_topic() -> None:
         (one,) = consumers(data, 1)
         assert [record.value for record in one.poll().records()] == [b"newer"]
         one.close()
+
+
+@pytest.mark.parametrize("is_shared", [False, True], ids=["one process", "shared"])
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+@pytest.mark.parametrize("how", ["poll", "iteration", "close", "commit", "commit_async", "assign", "gone", "seen"])
+def test_no_record_of_a_recreated_topic_is_passed_over(how: str, reset: str, is_shared: bool) -> None:
+    """An open consumer went on at its position in the old topic, and committed it for the new one."""
+    disk = SimulatedDisk({"data": None})
+    with logcore.open_dir("data", create=True, shared=is_shared, durability="os", fs=disk) as data:
+        data.create_topic("t")
+        (one,) = consumers(data, 1, consumer_timeout_ms=0, auto_offset_reset=reset)
+        if how == "assign":
+            one.unsubscribe()
+            one.assign([("t", 0)])
+        poll_all([one])
+        data.partition("t", 0).append_many([(None, b"old")] * 3)
+        assert sum(one.poll().count for _ in range(3)) == 3
+        if how == "commit_async":
+            one.commit_async()
+        data.delete_topic("t")
+        if how == "gone":
+            one.close()
+        elif how == "seen":
+            poll_all([one])
+        data.create_topic("t")
+        data.partition("t", 0).append_many([(None, b"%d" % number) for number in range(5)])
+        found: list[bytes | None] = []
+        if how == "seen":
+            disk.advance(1000)
+        if how in ("poll", "assign", "seen"):
+            found += [record.value for _ in range(3) for record in one.poll().records()]
+        elif how == "iteration":
+            found += [record.value for record in one]
+        elif how == "commit":
+            one.commit()
+            with pytest.raises(CommitFailedError, match="was deleted since"):
+                one.commit({("t", 0): 3})
+        if how in ("poll", "assign", "iteration", "seen"):
+            assert (found, one.position(("t", 0))) == ([b"%d" % number for number in range(5)], 5)
+            one.commit()
+            assert one.committed([("t", 0)])[TopicPartition("t", 0)].offset == 5  # type: ignore[union-attr]
+        one.close()
+        if found:
+            return
+        (other,) = consumers(data, 1, auto_offset_reset="earliest")
+        found += [record.value for _ in range(3) for record in other.poll().records()]
+        assert found == [b"%d" % number for number in range(5)]
+        other.close()
 
 
 def test_members_that_wait_do_not_wake_one_another() -> None:

@@ -394,6 +394,21 @@ def test_records_deleted_before_they_were_shipped_stop_the_partition(
     assert cluster.values(ORDERS) == numbers(0, 10) + numbers(15, 20)
 
 
+def test_a_topic_that_is_created_again_stops_the_partition(
+    data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
+) -> None:
+    """The forwarder went on at its position in the old topic, and left the first records of the new one out."""
+    fill(data, 10)
+    with Forwarder(data, cluster.client(), fs=disk) as forwarder:
+        forwarder.run(until_end=True)
+        data.delete_topic(ORDERS[0])
+        data.create_topic(ORDERS[0])
+        fill(data, 20)
+        with pytest.raises(DivergedError, match="deleted and created again"):
+            forwarder.run(until_end=True)
+    assert cluster.values(ORDERS) == numbers(0, 10)
+
+
 def test_a_log_that_was_cut_stops_the_partition(
     data: logcore.LogDir, cluster: ModelCluster, disk: SimulatedDisk
 ) -> None:

@@ -212,7 +212,8 @@ class Assignment:
             self._directory.refresh()
         wanted = self.subscription()
         for topic in wanted:
-            self._first_seen.setdefault(topic, self._count(topic))
+            count = self._count(topic)
+            self._first_seen[topic] = min(count, self._first_seen.get(topic, count))  # 0 after a deletion
         member = self._place.member
         if member is None:
             self._share = frozenset(TopicPartition(topic, n) for topic in wanted for n in range(self._count(topic)))

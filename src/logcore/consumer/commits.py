@@ -8,6 +8,7 @@ Rules:
   the others.
 - Auto-commit stores what is finished, and passes over partitions of which nothing new is.
 - Callbacks run inside calls of the consumer, in the order of the commits.
+- Nothing is committed for a topic that was deleted since it was read: a new one of its name begins without offsets.
 - What could not be committed before partitions were given up is reported to the logger, and processed again by the
   next owner.
 
@@ -28,7 +29,7 @@ from logcore.callbacks import call
 from logcore.consumer.member import GroupMember
 from logcore.consumer.membership import TopicPartition
 from logcore.consumer.offsetstores import OffsetStores
-from logcore.consumer.readings import Reading
+from logcore.consumer.readings import Readings
 from logcore.consumer.values import ConsumerSettings, GroupMetadata, OffsetAndMetadata
 from logcore.coordination.effects import Committer, GroupError, OffsetKey
 from logcore.errors import (
@@ -93,13 +94,14 @@ class Commits:
         self,
         fs: FS,
         settings: ConsumerSettings,
-        readings: Mapping[TopicPartition, Reading],
+        readings: Readings,
         place: Place,
         stores: OffsetStores | None,
     ) -> None:
         self._fs = fs
         self._settings = settings
-        self._readings = readings
+        self.is_void = readings.is_of_another_topic
+        self._readings = readings.by_partition
         self.place = place
         self._stores = stores
         self._due_ms = 0  # of auto-commit
@@ -200,6 +202,13 @@ class Commits:
         if member is not None and member.is_removed:
             # It names no member now. In a group that has no others such a commit would count.
             return GroupError.UNKNOWN_MEMBER_ID
+        void = [one for one in chosen if self.is_void(one)]
+        if void:
+            raise CommitFailedError(
+                "the topic was deleted since its records were read; an offset of it would make the group pass over "
+                "records of a new topic of that name",
+                found=", ".join(str(one) for one in void),
+            )
         now_ms = self._fs.now_ms()
         rows: dict[OffsetKey, Committed] = {
             one: Committed(each.offset, each.leader_epoch, each.metadata, now_ms) for one, each in chosen.items()
@@ -240,7 +249,7 @@ class Commits:
         return {
             one: OffsetAndMetadata(reading.finished)
             for one, reading in self._readings.items()
-            if reading.finished is not None and reading.finished != reading.stored
+            if reading.finished is not None and reading.finished != reading.stored and not self.is_void(one)
         }
 
     def commit_finished(self, timeout: float | None = None) -> None:

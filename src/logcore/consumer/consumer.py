@@ -116,7 +116,7 @@ class Consumer:
         stores: OffsetStores | None = None
         if groups is not None:
             stores = OffsetStores(groups, registry, settings.offsets_storage, settings.dual_commit)
-        self._commits = Commits(fs, settings, self._readings, self._place, stores)
+        self._commits = Commits(fs, settings, readings, self._place, stores)
         self._assignment = Assignment(fs, directory, settings, groups, readings, self._commits)
 
     # -- opening and closing -------------------------------------------------------------------------------------
@@ -423,7 +423,11 @@ class Consumer:
         """What commit() stores by default."""
         self._fetcher.finish()  # otherwise auto-commit would later commit a smaller offset
         positions = {one: reading.position for one, reading in list(self._readings.items())}
-        return {one: OffsetAndMetadata(offset) for one, offset in positions.items() if offset is not None}
+        return {
+            one: OffsetAndMetadata(offset)
+            for one, offset in positions.items()
+            if offset is not None and not self._commits.is_void(one)
+        }
 
     def committed(self, partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """The committed offsets of the group, whichever member committed them; None where there is none."""
@@ -648,7 +652,7 @@ class Consumer:
             reading = self._readings[one]
             committed = stored.get(one)
             if committed is None:
-                self._fetcher.begin(one, reading, is_added=self._assignment.is_added(one))
+                self._fetcher.begin(one, reading, is_added=reading.is_new or self._assignment.is_added(one))
                 continue
             reading.place(committed.offset)
             reading.stored = committed.offset

@@ -5,6 +5,8 @@ Rules:
   logcore.aio. Others, such as commit_elsewhere() and the loop of logcore.aio, look at copies of the mapping.
 - Whoever moves a position, pauses a partition or takes it away drops the records that were read ahead, which also ends
   an iteration: Reading.drop().
+- A topic that was deleted and created again is another topic, although it has the name: nothing that was read of the
+  old one counts for it. Positions and commits compare topic ids.
 - The consumer is woken by what is appended to these logs, unless other processes alone write them.
 
 Not here: which partitions these are (assignment.py), and what is read of them (fetcher.py).
@@ -12,6 +14,7 @@ Not here: which partitions these are (assignment.py), and what is read of them (
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -19,7 +22,7 @@ import attrs
 
 from logcore.consumer.groups import Directory
 from logcore.consumer.membership import TopicPartition
-from logcore.errors import LogcoreError, TopicNotFoundError
+from logcore.errors import LogClosedError, LogcoreError, TopicNotFoundError
 from logcore.kernels import TopicRecord
 from logcore.log import Log
 from logcore.reader import listen_to
@@ -69,20 +72,33 @@ class Ahead:
 
 @attrs.define
 class Reading:
-    """How far one partition is read. position, finished: None before the first poll has settled where it begins."""
+    """How far one partition is read. position, finished: None before the first poll has settled where it begins.
+
+    topic_id: of the topic that these offsets are of. is_new: that topic replaced the one that was read before, and is
+    read from its beginning.
+    """
 
     log: Log
+    topic_id: uuid.UUID
     position: int | None = None
     finished: int | None = None
     stored: int | None = None  # what was committed last
     is_paused: bool = False
     records: Ahead | None = None
     end: int = 0  # of those records
+    is_new: bool = False
     is_ahead: bool = False  # records were taken from those ahead that no caller has yet
 
     def drop(self) -> None:
         self.records = None
         self.is_ahead = False
+
+    def begin_again(self, topic_id: uuid.UUID) -> None:
+        """In a topic that has replaced the one that was read."""
+        self.position = self.finished = self.stored = None
+        self.is_new = True
+        self.topic_id = topic_id
+        self.drop()
 
     def place(self, offset: int) -> None:
         """From a new position on, which nothing was processed before."""
@@ -119,9 +135,22 @@ class Readings:
             self.by_partition.pop(one).drop()
             self._forgets.pop(one, lambda: None)()
         for one in sorted(wanted - frozenset(self.by_partition)):
+            topic_id = self._directory.topic_id(one.topic)  # first: if the topic is replaced now, that is noticed
             log = self._directory.partition(*one)
             self._listen(one, log)
-            self.by_partition[one] = Reading(log)
+            self.by_partition[one] = Reading(log, topic_id)
+
+    def is_of_another_topic(self, one: TopicPartition) -> bool:
+        """Whether the topic was deleted since the partition was read, even if there is another one of its name now."""
+        reading = self.by_partition.get(one)
+        if reading is None:
+            return False
+        try:
+            return self._directory.topic_id(one.topic) != reading.topic_id
+        except TopicNotFoundError:
+            return True
+        except LogClosedError:  # by the directory; whatever is done with the partition raises that
+            return False
 
     def open_again(self, *, may_be_gone: bool) -> None:
         """A log that failed was closed, and the directory has another. may_be_gone: a topic that was deleted is no
@@ -130,15 +159,19 @@ class Readings:
         Raises LogClosedError when the directory is closed, and TopicNotFoundError.
         """
         for one, reading in self.by_partition.items():
-            if not reading.log.is_closed:
+            is_other = self.is_of_another_topic(one)
+            if not reading.log.is_closed and not is_other:
                 continue
             try:
+                topic_id = self._directory.topic_id(one.topic)
                 log = self._directory.partition(*one)
             except TopicNotFoundError:
                 if not may_be_gone:
                     raise
                 continue
             self._listen(one, log)
+            if is_other:
+                reading.begin_again(topic_id)
             reading.log = log
             reading.drop()
 

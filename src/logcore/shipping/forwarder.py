@@ -26,6 +26,7 @@ from typing import Any, Final, Self, Unpack
 import attrs
 
 from logcore.errors import (
+    DivergedError,
     InvalidConfigError,
     LogcoreError,
     OffsetOutOfRangeError,
@@ -477,12 +478,24 @@ class Forwarder:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def _log(self, lane: Lane) -> Log:
+        """Raises DivergedError if the topic was deleted and created again: its offsets are not those shipped so far."""
+        topic_id = str(self._logdir.topic_id(lane.source[0]))
         log = self._logdir.partition(*lane.source)
+        if lane.delivered and lane.topic_id not in ("", topic_id):
+            raise DivergedError(
+                "the topic was deleted and created again since its records were shipped",
+                path=log.path,
+                expected=f"topic id {lane.topic_id}",
+                found=topic_id,
+            )
+        lane.topic_id = topic_id
         log.refresh()
         return log
 
     def _end(self, lane: Lane) -> int:
-        return self._log(lane).last_stable_offset
+        log = self._logdir.partition(*lane.source)
+        log.refresh()
+        return log.last_stable_offset
 
     def _read(self) -> _Under | None:
         """The next batch, of all partitions in turn; None when there is nothing to ship."""

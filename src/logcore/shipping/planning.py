@@ -145,8 +145,8 @@ class Lane:
     source, target: here and in the remote cluster. confirmed: the progress there, None for none. is_placed: whether it
     is known where to begin. delivered: as confirmed, or more where what follows is left out. position: behind what was
     read. limit: the most records of it in one batch, fewer while a refused one is looked for. owes: whether the
-    progress is to be committed though nothing is to be shipped. witness: of the last record that was shipped. failure:
-    why it is not shipped any more.
+    progress is to be committed though nothing is to be shipped. witness: of the last record that was shipped. topic_id:
+    of the source, at the last look. failure: why it is not shipped any more.
     """
 
     source: Partition
@@ -159,6 +159,7 @@ class Lane:
     position: int = 0
     owes: bool = False
     witness: str = ""
+    topic_id: str = ""
     failure: LogcoreError | None = None
 
     def place(self, confirmed: int | None, begin: Begin) -> None:
