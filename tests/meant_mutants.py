@@ -908,19 +908,17 @@ MISTAKES: Final = (
     ),
     Mistake(
         "partition_is_let_go_of_before_the_commit", "logcore/consumer/assignment.py",
-        "        self._give_up(self._read() - partitions)\n        self._take_owned()\n",
+        "        self._give_up(self._read() - self._share)\n        self._take_owned()\n",
         "        if self._ownership is not None:\n"
-        "            self._ownership.settle(self._read() & partitions, self._place.group_metadata())\n"
-        "        self._give_up(self._read() - partitions)\n        self._take_owned()\n",
+        "            self._ownership.settle(self._read() & self._share, self._place.group_metadata())\n"
+        "        self._give_up(self._read() - self._share)\n        self._take_owned()\n",
         "consumer/test_ownership.py",
     ),
     Mistake(
-        "what_could_not_be_committed_is_given_up_unsaid", "logcore/consumer/assignment.py",
-        "                member.rejoin()  # first: if what follows fails, it joins with all that it still has\n"
-        "            self._take_share(heard.partitions)\n",
-        "                self._take_share(heard.partitions)\n                member.rejoin()\n"
-        "            self._take_share(heard.partitions)\n",
-        "consumer/test_ownership.py",
+        "share_is_forgotten_when_the_listener_raises", "logcore/consumer/assignment.py",
+        "            self._is_share_taken = False  # whatever the listener raises, the next look goes on\n",
+        "",
+        "consumer/test_ownership.py consumer/test_consumer_groups.py",
     ),
     Mistake(
         "owner_that_was_removed_keeps_others_out", "logcore/consumer/ownership.py",
@@ -1204,8 +1202,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "consumer_steps_over_damage", "logcore/consumer/fetcher.py",
-        "        if taken.is_last:\n",
-        "        if taken.is_last or taken.is_stopped:\n",
+        "        if not taken.is_last or is_cut:\n",
+        "        if not (taken.is_last or taken.is_stopped):\n",
         "consumer/test_consumer.py",
     ),
     Mistake(
@@ -2046,6 +2044,19 @@ MISTAKES: Final = (
         "            self._at = min(most - len(found), len(self._records))\n",
         "            self._at = len(self._records)\n",
         "consumer/test_consumer.py",
+    ),
+    # -- interrupts, cancellation, and topics that are replaced
+    Mistake(
+        "expected_offset_joins_the_batch_before_it", "logcore/aio/log.py",
+        " or one.expected_offset is not None):\n                break\n            found.append",
+        "):\n                break\n            found.append",
+        "aio/test_aio_log.py",
+    ),
+    Mistake(
+        "appends_join_the_batch_of_an_expected_offset", "logcore/aio/log.py",
+        "            if one.expected_offset is not None:\n                break\n        return found",
+        "        return found",
+        "aio/test_aio_log.py",
     ),
 )  # fmt: skip
 

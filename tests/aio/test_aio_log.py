@@ -115,6 +115,22 @@ def test_appends_keep_what_each_asks_for(tmp_path: Path) -> None:
     in_loop(tmp_path, main)
 
 
+def test_expected_offset_is_checked_among_appends_of_other_tasks(tmp_path: Path) -> None:
+    """It may not join the batch of the appends before it, nor those behind it join its own."""
+
+    async def main(log: aio.Log) -> None:
+        late = await asyncio.gather(log.append(b"a"), log.append(b"b", expected_offset=0), return_exceptions=True)
+        assert isinstance(late[1], OffsetConflictError)
+        early = await asyncio.gather(
+            log.append(b"c", expected_offset=0), log.append(b"d"), log.append(b"e", expected_offset=2),
+            return_exceptions=True,
+        )  # fmt: skip
+        assert [isinstance(one, OffsetConflictError) for one in early] == [True, False, False]
+        assert [record.value async for record in log.read(0)] == [b"a", b"d", b"e"]
+
+    in_loop(tmp_path, main)
+
+
 def test_calls_come_behind_what_was_appended_before(tmp_path: Path) -> None:
     async def main(log: aio.Log) -> None:
         appending = [asyncio.ensure_future(log.append(b"v", durability="os")) for _ in range(3)]
