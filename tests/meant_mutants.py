@@ -915,12 +915,6 @@ MISTAKES: Final = (
         "consumer/test_ownership.py",
     ),
     Mistake(
-        "share_is_forgotten_when_the_listener_raises", "logcore/consumer/assignment.py",
-        "            self._is_share_taken = False  # whatever the listener raises, the next look goes on\n",
-        "",
-        "consumer/test_ownership.py consumer/test_consumer_groups.py",
-    ),
-    Mistake(
         "owner_that_was_removed_keeps_others_out", "logcore/consumer/ownership.py",
         ".members.get(number) in group.members\n",
         ".members.get(number) is not None\n",

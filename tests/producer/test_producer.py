@@ -34,6 +34,7 @@ from logcore.errors import (
     SerializationError,
     TopicNotFoundError,
 )
+from logcore.log import Log
 from logcore.logdir import LogDir
 from logcore.producer import Producer, ProducerRecord, RecordMetadata
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
@@ -631,6 +632,29 @@ def test_a_deleted_topic_and_a_closed_directory_are_told(disk: SimulatedDisk) ->
     producer.poll()
     with pytest.raises(LogClosedError):
         late.result()
+    producer.close()
+
+
+@pytest.mark.parametrize("step", ["append_batch", "flush"])
+def test_topic_deleted_while_a_batch_is_written_is_told_at_once(
+    disk: SimulatedDisk, data: LogDir, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch was tried again until its delivery timeout, and then ended with "the batch may be stored"."""
+    producer = still(data, linger_ms=0)
+    lost = producer.send("t", b"v", partition=0)
+    act = getattr(Log, step)
+
+    def delete_first(log: Log, *given: Any, **named: Any) -> Any:
+        if "t" in data:
+            data.delete_topic("t")
+        return act(log, *given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Log, step, delete_first)
+        producer.poll()
+    settle(disk, producer)
+    with pytest.raises(TopicNotFoundError):
+        lost.result()
     producer.close()
 
 

@@ -29,6 +29,7 @@ from logcore.errors import (
     DiskFullError,
     DurabilityUnknownError,
     InvalidRecordError,
+    LogClosedError,
     LogcoreError,
     LogFailedError,
     LogLockedError,
@@ -37,6 +38,7 @@ from logcore.errors import (
     RecordTooLargeError,
     ResourceError,
     StorageWriteError,
+    TopicNotFoundError,
     TransactionAbortedError,
 )
 from logcore.format.compression import Codec, codec_named
@@ -296,6 +298,9 @@ class Sender:
         batch.is_unknown = True  # also when an interrupt ends the append
         try:
             batch.written = log.append_batch(batch.data, durability=level)
+        except LogClosedError as error:  # nothing was stored; the next attempt finds out whether the topic is gone
+            batch.is_unknown = was_unknown
+            raise ResourceError("the log was closed before the batch was written", path=log.path) from error
         except LogcoreError as error:
             # All other errors say that this attempt stored nothing. They say nothing of those before it.
             batch.is_unknown = was_unknown or isinstance(error, _UNKNOWN)
@@ -411,6 +416,13 @@ class Sender:
         if not self._accumulator.is_open(queue, batch):  # close() ended it meanwhile
             return
         batch.failure = error
+        if isinstance(error, TopicNotFoundError):  # for good: what was stored of the batch is deleted too
+            if batch.is_unknown:
+                self._end_identity(queue)
+            else:
+                queue.renumber_behind(batch)
+            self._end(queue, batch, error)
+            return
         # It may be stored. Tried again, only an idempotent batch is not stored twice.
         if batch.is_unknown and not self._settings.idempotent:
             unknown = DurabilityUnknownError("the batch may be stored; without idempotence it is not written again")
