@@ -1498,8 +1498,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "registry_notes_the_domain_behind_the_node", "logcore/registry/files.py",
-        "            domain = domain_of(names)\n            if domain not in lease.facts.domains:",
-        "            domain = domain_of(names)\n            if domain == file:",
+        "            if domains is not None and domain not in domains:\n",
+        "            if domain == file:\n",
         "registry/test_registry_exploration.py -k every_order",
     ),
     Mistake(

@@ -248,3 +248,27 @@ def test_the_end_of_a_session_is_reported_again_while_its_lock_may_be_held() -> 
             if watch.wait(0):
                 reported.append(at + 1)
         assert reported == [1, 3, 7, 15, 31, 63, 127]
+
+
+@pytest.mark.parametrize("stay", [False, True], ids=["left", "stay"])
+def test_session_in_more_domains_than_its_record_holds(stay: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record forgot no domain: after 1,334 groups a process could join no other one."""
+    monkeypatch.setattr("logcore.registry.sessions._CAPACITY", 4096)
+    disk = SimulatedDisk({"data": None})
+    registry = open_registry("/data", fs=disk, max_poll_interval_ms=INTERVAL_MS)
+    with open_registry("/data", fs=disk) as other:
+        registry.create("/consumers/kept/ids/a", ephemeral=True)
+        for number in range(300):
+            registry.create(f"/consumers/group-{number}/ids/a", ephemeral=True)
+            registry.poll()
+            if not stay:
+                registry.delete(f"/consumers/group-{number}/ids/a")
+        registry.create("/consumers/last/ids/a", ephemeral=True)
+        [facts] = [info.facts for info in other.sessions() if info.id == registry.session.id]
+        assert facts is not None and facts.polls == 300
+        assert (facts.domains is None) == stay
+        other.expire(registry.session.id)
+        nodes = [name for name in other.children("/consumers") if other.children(f"/consumers/{name}/ids")]
+        assert nodes == []
+        assert [file for file in disk.files() if file.endswith("/ids/a.node")] == []
+    registry.close()

@@ -41,6 +41,8 @@ import warnings
 from collections.abc import Callable, Generator, Iterable
 from typing import Final, TypeVar
 
+import attrs
+
 from logcore.errors import (
     BadVersionError,
     CorruptRegistryError,
@@ -526,7 +528,7 @@ class FileRegistry:
             if lease.is_expired:
                 raise self._expired(lease)
             facts = lease.facts
-            lease.rewrite(Facts(facts.boot, facts.pid, facts.max_poll_interval_ms, facts.polls + 1, facts.domains))
+            lease.rewrite(attrs.evolve(facts, polls=facts.polls + 1))
 
     def _change(self, names: Names, act: Callable[[], Result]) -> Result:
         """Carries out a change in the turn of its domain."""
@@ -613,10 +615,10 @@ class FileRegistry:
             lease = self._writing()
             session = lease.id
             domain = domain_of(names)
-            if domain not in lease.facts.domains:  # first, so that the process that ends this session finds the node
-                facts = lease.facts
-                domains = (*facts.domains, domain)
-                lease.rewrite(Facts(facts.boot, facts.pid, facts.max_poll_interval_ms, facts.polls, domains))
+            domains = lease.facts.domains
+            if domains is not None and domain not in domains:
+                # First, so that the process that ends this session finds the node.
+                lease.rewrite(self._facts_with(lease, (*domains, domain)))
         with contextlib.suppress(FileNotFoundError):  # of a session that is over, or torn
             self._fs.unlink(file)
         # Not under another name first: killed before or within its one write, it leaves a file that is no node.
@@ -629,6 +631,21 @@ class FileRegistry:
             raise
         finally:
             self._fs.close(handle)
+
+    def _facts_with(self, lease: Lease, domains: tuple[str, ...]) -> Facts:
+        """The facts of this session with another domain, the last of these. If they do not fit, without the domains in
+        which it has no node any more; if the others take more than half of the room, without saying which.
+        """
+        facts = attrs.evolve(lease.facts, domains=domains)
+        if lease.holds(facts):
+            return facts
+        # Only this session makes nodes of its own, and under the mutex: there can come none while it looks.
+        *others, last = domains
+        kept = [one for one in others if any(self._session_of(file) == lease.id for file in self._files_of(one))]
+        facts = attrs.evolve(facts, domains=(*kept, last))
+        if lease.holds(facts, 2):
+            return facts
+        return attrs.evolve(facts, domains=None)
 
     def _make_parents(self, names: Names) -> None:
         """Under the lock. Raises InvalidNodeError below an ephemeral node."""
@@ -787,6 +804,12 @@ class FileRegistry:
 
     def _sweep(self, domain: str, is_garbage: Callable[[str], bool]) -> None:
         """Under the lock of a domain: unlinks the files of nodes that are garbage, and those that were not finished."""
+        for file in self._files_of(domain):
+            if file.endswith(UNFINISHED) or is_garbage(file):
+                self._fs.unlink(file)
+
+    def _files_of(self, domain: str) -> list[str]:
+        """The files of the nodes of a domain, and those that were not finished."""
         place = posixpath.join(self.path, domain)
         files = [file for file in (place + SUFFIX, place + SUFFIX + UNFINISHED) if self._fs.exists(file)]
         waiting = [place]
@@ -801,9 +824,7 @@ class FileRegistry:
                         files.append(path)
                     elif self._fs.is_directory(path):
                         waiting.append(path)
-        for file in files:
-            if file.endswith(UNFINISHED) or is_garbage(file):
-                self._fs.unlink(file)
+        return files
 
     def clean(self) -> list[str]:
         """Removes the files of sessions that are over, and unfinished files; returns the ids of the sessions.

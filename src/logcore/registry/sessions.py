@@ -40,19 +40,22 @@ _ID_BYTES: Final = 16
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 #: Room for the record, whose size follows the number of domains; what is not written takes no blocks.
 _CAPACITY: Final = 1 << 16
+#: Room that the counter of polls keeps.
+_SPARE_BYTES: Final = 64
 
 
 @attrs.frozen
 class Facts:
     """The record of a session. polls: how often its owner has called poll(); max_poll_interval_ms: 0 for a session that
-    is never stuck. domains: those in which it may have ephemeral nodes. pid: for messages.
+    is never stuck. domains: those in which it may have ephemeral nodes; None if they are too many for the record, so
+    that it may have some in any. pid: for messages.
     """
 
     boot: Boot
     pid: int
     max_poll_interval_ms: int = 0
     polls: int = 0
-    domains: tuple[str, ...] = ()
+    domains: tuple[str, ...] | None = ()
 
     def pack(self) -> bytes:
         values: dict[str, Any] = {
@@ -61,7 +64,7 @@ class Facts:
             "pid": self.pid,
             "max_poll_interval_ms": self.max_poll_interval_ms,
             "polls": self.polls,
-            "domains": list(self.domains),
+            "domains": self.domains,
         }
         return json.dumps(values, separators=(",", ":")).encode()
 
@@ -70,7 +73,9 @@ class Facts:
         try:
             values = json.loads(data)
             boot = Boot(bytes.fromhex(values["boot_id"]), int(values["time_namespace"]))
-            domains = tuple(str(domain) for domain in values["domains"])
+            domains = values["domains"]
+            if domains is not None:
+                domains = tuple(str(domain) for domain in domains)
             return cls(boot, int(values["pid"]), int(values["max_poll_interval_ms"]), int(values["polls"]), domains)
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptRegistryError("the record of a session cannot be read", path=path) from error
@@ -141,11 +146,14 @@ class Lease:
     def is_expired(self) -> bool:
         return not self._fs.exists(self._path)
 
+    def holds(self, facts: Facts, part: int = 1) -> bool:
+        """Whether facts fit into 1/part of the record."""
+        return part * (len(facts.pack()) + _SPARE_BYTES) <= _CAPACITY
+
     def rewrite(self, facts: Facts) -> None:
         version = self._version + 1
         value = facts.pack()
-        if not self._head.holds(value):
-            raise CorruptRegistryError("a session has nodes in too many domains for its record", path=self._path)
+        assert self._head.holds(value)
         self._fs.pwrite(self._handle, Slot(version, value).pack(self._head), self._head.place(version))
         self._version = version
         self.facts = facts
