@@ -202,9 +202,19 @@ class Coordinators:
             if self._transactions is None:
                 assert self._claim is not None  # else nothing can be written
                 self._transactions = TransactionCoordinator(
-                    self._fs, directory, self._claim.deciding, self._transaction_ended
+                    self._fs, directory, self._claim.deciding, self._transaction_ended, self._clock_of(directory)
                 )
             return self._transactions
+
+    def _clock_of(self, directory: Directory) -> int:
+        """What transactions add to the steady clock. Raises what the registry raises."""
+        from logcore.registry.views import agree_on_clock
+
+        clock_ms = self._fs.now_ms() - self._fs.monotonic_ms()
+        if not directory.is_shared:
+            return clock_ms
+        registry = self.registry(directory)
+        return agree_on_clock(registry, registry.boot_id, clock_ms)
 
     def _transaction_ended(self, producer_id: int, commit: bool) -> None:
         """Tells the groups that a marker of this producer is in `__consumer_offsets`. Those made later read it."""

@@ -11,6 +11,7 @@ import os
 import pytest
 
 import logcore
+from logcore.consumer import TopicPartition
 from logcore.coordination.transactioneffects import Identity
 from logcore.fs import SharedFS
 from logcore.testing import SimulatedDisk
@@ -55,3 +56,48 @@ def test_no_two_producers_have_one_epoch() -> None:
 @pytest.mark.parametrize("kind", ["shared", "alone"])
 def test_a_power_cut_splits_no_transaction(kind: str, rounds: int) -> None:
     run_first(f"transactions power {kind}", rounds)
+
+
+def test_open_transactions_are_timed_by_one_clock_for_all_processes() -> None:
+    """After a step of the wall clock a second process aborted the young transactions of the first, and deleted what
+    idle groups and producers had stored: each process compared times with a wall clock of its own.
+    """
+    disk = SimulatedDisk({PATH: None})
+    machine = Machine(disk, seed=1, chances=Chances(switch=0.5))
+    hours_ms = 3_600_000
+    is_over: list[bool] = []
+
+    def work(fs: SharedFS) -> None:
+        with logcore.open_dir(PATH, create=True, shared=True, fs=fs) as data:
+            data.create_topic("t")
+            with data.producer(transactional_id="idle", threaded=False) as idle:
+                idle.init_transactions()
+            with data.consumer(group_id="g") as consumer:
+                consumer.commit({("t", 0): 7})
+            with data.producer(transactional_id="id", transaction_timeout_ms=60_000, threaded=False) as producer:
+                producer.init_transactions()
+                producer.begin_transaction()
+                producer.send("t", b"v", partition=0)
+                producer.flush()
+                disk.set_wall_clock(disk.now_ms() + 30 * 24 * hours_ms)
+                machine.start(look_on)
+                while not is_over:
+                    fs.yield_thread()
+                producer.commit_transaction()
+
+    def look_on(fs: SharedFS) -> None:
+        with logcore.open_dir(PATH, shared=True, fs=fs) as data:
+            data.tick()
+            transactions = data.coordinators.transactions(data)
+            transactions._expired_ms = 0  # look now at what expires
+            transactions.look()
+            data.coordinators.groups(data).expire_offsets()
+            data.tick()
+            assert set(transactions.all()) == {"id", "idle"}
+            with data.consumer(group_id="g") as consumer:
+                found = consumer.committed([("t", 0)])[TopicPartition("t", 0)]
+                assert found is not None and found.offset == 7
+        is_over.append(True)
+
+    machine.start(work)
+    machine.run()

@@ -71,6 +71,7 @@ from logcore.registry import FileRegistry
 from logcore.registry.paths import element_name, owner
 from logcore.registry.paths import group_state as _path
 from logcore.registry.protocol import CONSUMERS
+from logcore.registry.views import agree_on_clock
 from logcore.settling import Settling, sync_present
 
 _LONGEST_MS: Final = 2**31 - 1
@@ -114,7 +115,7 @@ class SharedGroups:
         self._unsynced = Settling(self._lock)
         self._listeners: tuple[Callable[[], None], ...] = ()
         self._boot = registry.boot_id
-        self._clock_ms = fs.now_ms() - fs.monotonic_ms()
+        self._clock_ms = agree_on_clock(registry, self._boot, fs.now_ms() - fs.monotonic_ms())
         self.failure: Exception | None = None
 
     def close(self) -> None:
@@ -122,7 +123,7 @@ class SharedGroups:
         self._registry.close()
 
     def now_ms(self) -> int:
-        """The time of the groups, on this process's clock."""
+        """The time of the groups, the same in all processes; see agree_on_clock()."""
         return self._clock_ms + self._fs.monotonic_ms()
 
     def watched(self, group_id: str) -> str:

@@ -107,7 +107,9 @@ class TransactionCoordinator:
     """All transactions of one directory. Made by the first producer with a transactional id, or the first tick().
 
     deciding: keeps other processes from deciding meanwhile; may raise LogLockedError. ended: called for each marker in
-    `__consumer_offsets`, by its producer id and whether it commits. All methods may be called from several threads.
+    `__consumer_offsets`, by its producer id and whether it commits. clock_ms: what is added to the steady clock, the
+    same in all processes that share the directory: they compare when a transaction began. All methods may be called
+    from several threads.
     """
 
     def __init__(
@@ -116,13 +118,14 @@ class TransactionCoordinator:
         directory: Directory,
         deciding: Callable[[], AbstractContextManager[None]],
         ended: Callable[[int, bool], None],
+        clock_ms: int,
     ) -> None:
         self._fs = fs
         self._directory = directory
         self._deciding = deciding
         self._ended = ended
         self._lock = threading.RLock()
-        self._started_ms = fs.now_ms() - fs.monotonic_ms()
+        self._clock_ms = clock_ms
         self._unsynced = Settling(self._lock)
         # The rest is written under the lock.
         self._machine = Transactions(is_two_phase=True)
@@ -136,8 +139,8 @@ class TransactionCoordinator:
         self._expects_orphans = not directory.was_clean and not directory.is_shared
 
     def now_ms(self) -> int:
-        """The steady clock's time, counted from the wall clock at the beginning."""
-        return self._started_ms + self._fs.monotonic_ms()
+        """The steady clock's time, counted from the wall clock at the beginning; see clock_ms."""
+        return self._clock_ms + self._fs.monotonic_ms()
 
     # -- requests
 

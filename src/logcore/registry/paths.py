@@ -3,6 +3,7 @@
 | path | value | kind |
 |---|---|---|
 | `/cluster/id` | `{"version":"1","id":"<22 characters>"}` | persistent |
+| `/clock` | `{"boot":...,"clock_ms":...}` | persistent |
 | `/brokers/ids/<n>` | `{"version":5,"host":...,"port":...,"endpoints":[...],"timestamp":"..."}` | ephemeral |
 | `/brokers/topics/<t>` | `{"version":2,"partitions":{"0":[1]},"topic_id":...}` | persistent |
 | `/brokers/topics/<t>/partitions/<p>/state` | `{"controller_epoch":1,"leader":1,...,"isr":[1]}` | persistent |
@@ -35,6 +36,7 @@ from logcore.errors import CorruptRegistryError, InvalidNodeError, NodeExistsErr
 from logcore.registry.protocol import CONSUMERS, Registry
 
 CLUSTER_ID: Final = "/cluster/id"
+CLOCK: Final = "/clock"
 BROKERS: Final = "/brokers/ids"
 TOPICS: Final = "/brokers/topics"
 TOPIC_CONFIGS: Final = "/config/topics"
@@ -149,6 +151,19 @@ def unpack_cluster_id(data: bytes) -> str:
     if not isinstance(found, str) or not _CLUSTER_ID.fullmatch(found):
         raise CorruptRegistryError("no cluster id", path=CLUSTER_ID, found=found)
     return found
+
+
+def pack_clock(boot: str, clock_ms: int) -> bytes:
+    """What the processes of one boot of the machine add to the steady clock."""
+    return pack_json({"boot": boot, "clock_ms": clock_ms})
+
+
+def unpack_clock(data: bytes) -> tuple[str, int]:
+    values = unpack_json(data, CLOCK)
+    try:
+        return str(values["boot"]), int(values["clock_ms"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptRegistryError("no clock", path=CLOCK) from error
 
 
 def pack_broker(host: str, port: int, *, endpoints: Sequence[str] = (), timestamp_ms: int) -> bytes:

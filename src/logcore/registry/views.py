@@ -1,8 +1,9 @@
-"""The nodes of brokers, topics and a controller in a registry, and who writes them.
+"""The nodes of brokers, topics, a clock and a controller in a registry, and who writes them.
 
 | nodes | written by | |
 |---|---|---|
 | `/cluster/id` | the first controller | claim_cluster() |
+| `/clock` | the first process since the machine was started | agree_on_clock() |
 | `/brokers/ids/<n>` | each broker | register_broker() |
 | `/brokers/topics/<t>`, its partitions' states, `/config/topics/<t>` | the controller | publishing() |
 | `/controller`, `/controller_epoch` | who becomes the controller | paths.elect() |
@@ -52,6 +53,23 @@ def topic_nodes(name: str, view: TopicView, controller_epoch: int) -> dict[str, 
         )
     nodes[paths.topic_config(name)] = paths.pack_config(view.config)
     return nodes
+
+
+def agree_on_clock(registry: Registry, boot: str, clock_ms: int) -> int:
+    """What to add to the steady clock for times that processes compare: the value of the first process of this boot.
+
+    Each process has read the wall clock at another time, and somebody may have set that in between. clock_ms: this
+    process's value. Raises what the registry raises.
+    """
+
+    def agree(value: bytes | None) -> bytes | None:
+        if value is not None and paths.unpack_clock(value)[0] == boot:
+            return None
+        return paths.pack_clock(boot, clock_ms)
+
+    node = registry.update(paths.CLOCK, agree)
+    assert node is not None
+    return paths.unpack_clock(node.value)[1]
 
 
 def register_broker(
