@@ -42,7 +42,7 @@ SETTINGS: dict[str, Any] = {
     "max_poll_interval_ms": INTERVAL_MS,
 }
 #: How long whoever is left may need, on a machine with other work.
-SECONDS = 60
+SECONDS = 300
 
 Tell = Callable[..., None]
 

@@ -51,7 +51,7 @@ class Other:
     def end(self) -> None:
         if self.process.is_alive():
             self.here.send(None)
-            self.process.join(10)
+            self.process.join(300)
 
 
 def _serve(path: Path, there: Connection) -> None:

@@ -133,7 +133,7 @@ def test_reads_find_the_segment_by_binary_search(tmp_path: Path) -> None:
 def test_reads_may_start_right_now(tmp_path: Path) -> None:
     with opened(tmp_path) as log:
         log.append(b"before")
-        tail = log.tail(timeout=5)
+        tail = log.tail(timeout=300)
         log.append(b"after")
         assert next(tail).value == b"after"
 

@@ -50,7 +50,7 @@ def test_a_tail_elsewhere_goes_on_through_rolls_and_deletions(tmp_path: Path, du
         logcore.open(path, create=True, durability=durability, config={"segment.bytes": 2_000}) as log,
         logcore.open(path, read_only=True) as reader,
     ):
-        tail = reader.tail(0, timeout=10)
+        tail = reader.tail(0, timeout=300)
         for number in range(300):
             log.append(b"%d" % number, headers=[("h", b"x" * (number % 50))])
             if number % 97 == 96:
@@ -72,7 +72,7 @@ def test_a_tail_does_not_look_for_its_place_again(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(Stretch, "_find", staticmethod(lambda *given: found.append(given[1]) or find(*given)))
     with logcore.open(path, create=True) as log, logcore.open(path, read_only=True) as reader:
         log.append(b"0")
-        tail = reader.tail(0, timeout=10)
+        tail = reader.tail(0, timeout=300)
         for number in range(1, 20):
             next(tail)
             log.append(b"%d" % number)

@@ -681,7 +681,7 @@ def test_a_directory_closes_while_groups_are_being_read(tmp_path: Path, monkeypa
     assert reading.wait(30)
     closing = threading.Thread(target=data.close)
     closing.start()
-    closing.join(20)
+    closing.join(300)
     assert not closing.is_alive()
     is_closed.set()
     consuming.join(30)

@@ -18,7 +18,7 @@ from logcore.errors import LogcoreError
 _CONTEXT = multiprocessing.get_context("fork")
 PARTITIONS = 4
 RECORDS = 300
-SECONDS = 60
+SECONDS = 300
 
 
 def committed(data: LogDir, topic: str) -> Counter[bytes]:

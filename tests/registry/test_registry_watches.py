@@ -54,6 +54,6 @@ def test_without_events_the_state_is_compared() -> None:
         other.create("/b")
         assert not watch.wait(0.1), "another node"
         other.set("/a", b"1")
-        assert watch.wait(10)
+        assert watch.wait(300)
         assert not watch.wait(0.1)
         watch.close()

@@ -57,7 +57,7 @@ def test_opening_carries_out_what_was_published(tmp_path: Path, config: dict[str
 def test_tick_carries_it_out_in_a_directory_that_is_open(data: Path, durability: str) -> None:
     with logcore.open_dir(data, durability=durability) as directory:
         log = directory.partition("t", 0)
-        tail = log.tail(1, timeout=5)
+        tail = log.tail(1, timeout=300)
         publish(data, "first")
         directory.tick()
         assert log.log_end_offset == 31
