@@ -177,3 +177,13 @@ def test_wrong_exports_write_nothing(
     done = run("export", *(word.format(data) for word in words))
     assert done.exit_code == 2 and said in done.stderr, done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_export_syncs_the_file_and_then_its_name(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the sync of the directory a power cut could take the name of a file that export has reported."""
+    steps: list[str] = []
+    sync, replace = module._sync, module.os.replace
+    monkeypatch.setattr(module, "_sync", lambda path: (steps.append(f"sync {Path(path).is_dir()}"), sync(path)))
+    monkeypatch.setattr(module.os, "replace", lambda *given: (steps.append("replace"), replace(*given)))
+    assert run("export", data, "t", "--to", tmp_path / "t.csv").exit_code == 0
+    assert steps == ["sync False", "replace", "sync True"]
