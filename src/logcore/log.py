@@ -624,6 +624,8 @@ class Log(LogReader):
                 first = sequenced.first_offset
                 last = sequenced.last_offset
                 now_ms = sequenced.timestamp_ms
+                if last >= state.visible:  # an interrupt came between the write and what the policy does behind it
+                    writer.settle_locked(durability)
             elif has_producers:
                 with writer.producers.storing(sequenced, is_judged=check_sequence):
                     writer.store_locked(memoryview(raw), batches, now_ms, durability)

@@ -302,14 +302,11 @@ class LogDir:
         If closing a log fails, closes the others too, then raises the first error.
         """
         with self._lock:
-            if self._closed:
+            if self._logs.is_released:
                 return
             self._closed = True
-            try:
-                self._coordinators.close()
-            finally:
-                everything = {(topic.name, n) for topic in self._registry.known.values() for n in topic.numbers}
-                self._logs.close_all(everything, is_forked=self._fs.forks != self._forks)
+            everything = {(topic.name, n) for topic in self._registry.known.values() for n in topic.numbers}
+            self._logs.close_all(everything, self._coordinators.close, is_forked=self._fs.forks != self._forks)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -27,6 +27,16 @@ CASES = (
     calls.Deserializing,
     calls.Intercepting,
     calls.Streaming,
+    calls.Committing,
+    calls.Leaving,
+    calls.Rebalancing,
+    calls.Sharing,
+    calls.SharingOn,
+    calls.Producing,
+    calls.Transacting,
+    calls.Directing,
+    calls.Opening,
+    calls.Registering,
 )
 
 

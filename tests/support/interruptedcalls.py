@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import logcore
 from logcore.consumer import Consumer
 from logcore.logdir import LogDir
+from logcore.registry import open_registry
 from logcore.testing import SimulatedDisk
 from support.interrupting import interrupted
 
@@ -47,6 +48,9 @@ class Reading(Case):
 
     def __init__(self) -> None:
         super().__init__()
+        self._fill()
+
+    def _fill(self) -> None:
         for number in range(8):
             self.data.append("t", b"%d" % number, partition=number % 2)
         self.seen: list[bytes] = []
@@ -137,6 +141,268 @@ class Streaming(Reading):
 
     def judge(self) -> None:
         self.connector.shutdown()
+        super().judge()
+
+
+class Committing(Reading):
+    """Commits in each way, and calls that change what is read."""
+
+    options: ClassVar[dict[str, Any]] = {"enable_auto_commit": False}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[Any] = []
+        while len(self.seen) < 8:
+            self.read(self.consumer)
+
+    def act(self) -> None:
+        one = ("t", 0)
+        self.consumer.commit({one: 1})
+        self.consumer.commit_async({one: 2}, lambda error, _: self.told.append(error))
+        self.consumer.commit()
+        self.consumer.pause(one)
+        self.consumer.resume(one)
+        self.consumer.position(one)
+        self.consumer.lag()
+        self.consumer.committed([one])
+        self.consumer.seek(one, 2)
+        self.consumer.seek_to_beginning(one)
+        self.consumer.seek_to_end(one)
+        self.consumer.end_offsets([one])
+        self.consumer.offsets_for_times({one: 0})
+        self.consumer.unsubscribe()
+        self.consumer.assign([one])
+        self.consumer.poll()
+
+    def judge(self) -> None:
+        waited = self.consumer.metrics().waiting_commits
+        self.consumer.close()
+        assert len(self.told) >= waited, "a commit was forgotten"
+        with self.make() as consumer:
+            found = consumer.committed([("t", 0), ("t", 1)])
+            assert {None if each is None else each.offset for each in found.values()} <= {None, 1, 2, 4}
+            consumer.subscribe(["t"])
+            for _ in range(4):
+                consumer.poll()
+            assert len(consumer.assignment()) == 2, "a member is left in the group"
+        Case.judge(self)
+
+
+class Leaving(Reading):
+    """A close() that was interrupted leaves the group, at the latest when it is called again. What it has not committed
+    comes again.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        while len(self.seen) < 8:
+            self.read(self.consumer)
+
+    def act(self) -> None:
+        self.consumer.close()
+
+    def judge(self) -> None:
+        self.consumer.close()
+        with self.make() as consumer:
+            consumer.subscribe(["t"])
+            again = sum(consumer.poll().count for _ in range(4))
+            assert len(consumer.assignment()) == 2, "a member is left in the group"
+            assert again in (0, 4, 8)
+        Case.judge(self)
+
+
+class Rebalancing(Reading):
+    """A second member comes and goes while the first one reads."""
+
+    def act(self) -> None:
+        self.second = self.make()
+        self.second.subscribe(["t"])
+        for _ in range(6):
+            self.read(self.consumer)
+            self.read(self.second)
+        self.second.close()
+
+    def judge(self) -> None:
+        second = getattr(self, "second", None)
+        if second is not None:
+            second.close()
+        super().judge()
+
+
+class Sharing(Reading):
+    """In a directory that several processes may share."""
+
+    def __init__(self) -> None:
+        self.disk = SimulatedDisk()
+        self.data = self.open()
+        self.data.create_topic("t", 2)
+        self._fill()
+
+    def open(self) -> LogDir:
+        return logcore.open_dir("d", create=True, durability="os", shared=True, fs=self.disk)
+
+
+class SharingOn(Sharing, ReadingOn):
+    pass
+
+
+class Producing(Case):
+    """Each record whose future has a result is stored once, at the offset that the result says."""
+
+    kind: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.producer = self.data.producer(threaded=False, linger_ms=0, **self.kind)
+        self.futures: list[Any] = []
+
+    def act(self) -> None:
+        for number in range(4):
+            self.futures.append(self.producer.send("t", b"%d" % number, partition=number % 2))
+        self.producer.poll()
+        self.futures.append(self.producer.send_many("t", [(None, b"4"), (None, b"5")], partition=0))
+        self.producer.flush()
+        self.producer.close()
+
+    def judge(self) -> None:
+        self.producer.close()
+        logs = [self.data.partition("t", number) for number in (0, 1)]
+        stored = {(number, one.offset): one.value for number, log in enumerate(logs) for one in log.read(0)}
+        values = sorted(stored.values())
+        assert len(set(values)) == len(values), "a record is stored twice"
+        for future in self.futures:
+            assert future.done(), "a record has no outcome"
+            if future.exception() is None and hasattr(future.result(), "offset"):
+                assert (future.result().partition, future.result().offset) in stored
+        super().judge()
+
+
+class Transacting(Case):
+    """The records of a transaction are visible together or not at all, and no transaction stays open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for _ in range(4):
+            self.data.append("t", b"in", partition=0)
+        self.data.create_topic("out", 2)
+        self.producer = self.make()
+
+    def make(self) -> Any:
+        return self.data.producer(transactional_id="id", threaded=False, linger_ms=0)
+
+    def act(self) -> None:
+        self.producer.init_transactions()
+        for number in range(2):
+            self.producer.begin_transaction()
+            for partition in (0, 1):
+                self.producer.send("out", b"%d" % number, partition=partition)
+            with self.data.consumer(group_id="g") as consumer:
+                self.producer.send_offsets_to_transaction({("t", 0): number + 1}, consumer.group_metadata())
+            self.producer.commit_transaction()
+        self.producer.begin_transaction()
+        self.producer.send("out", b"aborted", partition=0)
+        self.producer.abort_transaction()
+        self.producer.close()
+
+    def judge(self) -> None:
+        self.producer.close()
+        with self.make() as following:
+            following.init_transactions()
+        found = []
+        for number in (0, 1):
+            log = self.data.partition("out", number)
+            assert log.last_stable_offset == log.high_watermark, "a transaction stays open"
+            found.append([record.value for record in log.read(0, isolation="read_committed")])
+        assert found[0] == found[1] and found[0] in ([], [b"0"], [b"0", b"1"])
+        with self.data.consumer(group_id="g") as consumer:
+            [committed] = consumer.committed([("t", 0)]).values()
+        assert (0 if committed is None else committed.offset) == len(found[0])
+        super().judge()
+
+
+class Directing(Case):
+    """Topics are as before a call or as behind it, every append that returned is stored, and all can be used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stored: list[bytes] = []
+
+    def act(self) -> None:
+        data = self.data
+        data.create_topic("u", 1, {"retention.ms": "1000"})
+        data.add_partitions("u", 2)
+        data.alter_topic("u", {"retention.ms": None})
+        for number in range(3):
+            data.append("t", b"%d" % number, partition=0)
+            self.stored.append(b"%d" % number)
+        log = data.partition("t", 0)
+        log.roll()
+        log.flush()
+        data.tick()
+        data.fork("t", None, "v")
+        data.snapshot("copy")
+        data.describe_topic("t")
+        data.next_producer_id()
+        data.open_again("t", 0)
+        data.delete_topic("u")
+        data.close()
+
+    def judge(self) -> None:
+        self.data.close()
+        with self.open() as data:
+            found = [record.value for record in data.partition("t", 0).read(0)]
+            assert found[: len(self.stored)] == self.stored
+            for topic in data.topics():
+                for number in data.partitions(topic):
+                    data.append(topic, b"x", partition=number)
+            if "u" not in data:
+                data.create_topic("u")
+            data.delete_topic("u")
+        super().judge()
+
+
+class Opening(Case):
+    """An open_dir() that was interrupted holds nothing."""
+
+    def act(self) -> None:
+        self.data.close()
+        self.data = self.open()
+        self.data.partition("t", 0)
+        self.data.partition("t", 1)
+
+
+class Registering(Case):
+    """Another process changes the same nodes afterwards: no lock is left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.registry = open_registry("r", fs=self.disk)
+
+    def act(self) -> None:
+        registry = self.registry
+        registry.create("/a/b", b"1")
+        registry.create("/a/e", b"1", ephemeral=True)
+        registry.set("/a/b", b"2")
+        registry.update("/a/b", lambda value: (value or b"") + b"3")
+        with registry.holding("/a/b"):
+            registry.set("/a/b", b"4")
+        registry.poll()
+        registry.get("/a/b")
+        registry.children("/a")
+        registry.sessions()
+        registry.clean()
+        registry.delete("/a/b")
+        registry.close()
+
+    def judge(self) -> None:
+        with open_registry("r", fs=self.disk, lock_timeout_ms=0) as other:
+            other.update("/a/b", lambda value: b"5")
+            other.create("/a/f", ephemeral=True)
+        self.registry.close()
+        with open_registry("r", fs=self.disk, lock_timeout_ms=0) as other:
+            assert other.children("/a") == ["b"], "a node of a session that ended is left"
+            other.clean()
+            assert [one.id for one in other.sessions()] == [other.session.id]
         super().judge()
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 #: No signal is handled between such a line and the one before it.
 _EDGES: Final = ("with ", "try:", "finally:", "except ", "pass", "async with ")
-_BARE: Final = re.compile(r"((return|yield)( [\w.]+)?|if [\w. ]+:)( +#.*)?")
+_BARE: Final = re.compile(r"((return|yield)( [\w.]+)?|if [\w. !=<>]+:)( +#.*)?")
 #: An assignment that calls nothing.
 _PLAIN: Final = re.compile(r"[\w.]+ [|+-]?= [^()]*")
 

@@ -10,6 +10,7 @@ This module knows no topics: the directory (logdir.py) says which partitions exi
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Callable, Collection, Mapping
 
@@ -47,6 +48,7 @@ class OpenLogs:
         self._on_corruption: OnCorruption = on_corruption
         self.known: dict[Key, Log] = {}
         self._topic_ids: dict[Key, uuid.UUID | None] = {}  # of `known`: the topic that each log was opened for
+        self.is_released = False  # close_all() has run
         self._leader_epochs: dict[Key, int] = {}  # of logs that are not open, as far as they were asked for
 
     def opened(self, key: Key) -> Log | None:
@@ -110,24 +112,39 @@ class OpenLogs:
         opened_for = self._topic_ids.get((name, number))
         return None not in (opened_for, topic.topic_id) and opened_for != topic.topic_id
 
-    def close_all(self, everything: Collection[Key], *, is_forked: bool) -> None:
+    def close_all(self, everything: Collection[Key], before: Callable[[], None], *, is_forked: bool) -> None:
         """Closes and forgets all logs, writes the checkpoints once for all of them, and releases the claim.
 
-        everything: the partitions of the directory. is_forked: the claim is that of a parent process. Raises the first
-        error, after all logs were closed.
+        everything: the partitions of the directory. before: called first. is_forked: the claim is that of a parent
+        process. Raises the first error, after all logs were closed.
         """
+        try:
+            before()
+            self._close_all(everything, is_forked=is_forked)
+        except BaseException:  # also an interrupt at any place: what is still open is closed, and called not clean
+            for log in self.known.values():
+                with contextlib.suppress(LogcoreError, OSError):
+                    log.close()
+            if self._claim is not None:
+                self._claim.fail()
+                self._claim.release()
+            self.is_released = True
+            raise
+        self.is_released = True
+
+    def _close_all(self, everything: Collection[Key], *, is_forked: bool) -> None:
         logs = self.known
         failures: list[BaseException] = []
         try:
             self._upkeeper.stop_compacting(*logs.values())
         except (LogcoreError, OSError) as error:
             failures.append(error)
-        self.known = {}
         ends = high_watermarks(logs)
         claim = self._claim
         if claim is None or is_forked:
             for log in logs.values():
                 log.close()
+            self.known = {}
             return
         # All partitions were opened, and so checked: the directory may be marked as clean. Before they are closed,
         # because closing syncs the indexes that a clean directory is believed.
@@ -152,6 +169,7 @@ class OpenLogs:
             claim.leave()
         finally:
             claim.release()
+        self.known = {}
         if failures:
             raise failures[0]
 

@@ -334,9 +334,9 @@ class Accumulator(AccumulatorFields):
         """It has its outcome: its memory is free."""
         if batch is queue.filling:
             queue.close()
-        queue.batches.remove(batch)
-        if not queue.batches:
+        if len(queue.batches) == 1 and self.is_open(queue, batch):  # first: no queue without batches is active
             self.active.pop(queue, None)
+        queue.batches.remove(batch)
         self.used_bytes -= batch.held_bytes
         self.used_records -= len(batch.records)
 

@@ -146,8 +146,13 @@ class Delivery:
             return front, back
 
     def resolve(self, receipt: Receipt | None, error: Exception | None, *, level: Level, gives_time: bool) -> None:
-        """Makes the outcome final, and wakes threads that wait for it. tell() follows, outside the sender's locks."""
+        """Makes the outcome final, and wakes threads that wait for it. tell() follows, outside the sender's locks. A
+        second call, after an interrupt, changes nothing.
+        """
         with self.condition:
+            if self.resolved:
+                self.condition.notify_all()
+                return
             self.receipt = receipt
             self.error = error
             self.level = level

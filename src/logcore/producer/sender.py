@@ -223,6 +223,10 @@ class Sender:
     def _write_all(self, queue: Queue, batches: list[Batch], written: list[_Written]) -> None:
         """Writes batches in their order, up to the first that is to be tried again."""
         for batch in batches:
+            if batch.delivery.resolved:  # an interrupt came before it was taken out
+                with self._room:
+                    self._leave(queue, batch)
+                continue
             try:
                 log = self._log(queue)
                 self._settle_attempt(queue, batch, log)
@@ -383,12 +387,16 @@ class Sender:
         counts.batches += 1
         counts.latencies_ms.append(self._fs.monotonic_ms() - batch.created_ms)
         counts.sizes_bytes.append(len(batch.data or b""))
-        self._accumulator.remove(queue, batch)
         level: Level = "disk"
         if self._settings.acks != -1:
             level = receipt.durability
         batch.delivery.resolve(receipt, None, level=level, gives_time=log.config.is_append_time)
+        self._leave(queue, batch)
+
+    def _leave(self, queue: Queue, batch: Batch) -> None:
+        """Takes out a batch that has its outcome. In this order: after an interrupt the next round finds it."""
         self._ended.append(batch.delivery)
+        self._accumulator.remove(queue, batch)
         self._room.notify_all()
 
     def _give_up(self, queue: Queue, batch: Batch, error: LogcoreError) -> None:
@@ -405,11 +413,9 @@ class Sender:
         """The batch failed for good."""
         if self._transacting is not None:
             self._transacting.fail(error)
-        self._accumulator.remove(queue, batch)
         self.counts.errors[type(error).__name__] += len(batch.records)
         batch.delivery.resolve(None, error, level="os", gives_time=False)
-        self._ended.append(batch.delivery)
-        self._room.notify_all()
+        self._leave(queue, batch)
 
     def _take_failure(self, queue: Queue, batch: Batch, error: Exception) -> None:
         """Decides about a batch after a failed attempt: it is tried again, split, or ended."""
