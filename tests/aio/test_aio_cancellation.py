@@ -23,6 +23,7 @@ from support.cancelling import at_each_await, cancelled
 #: What a trial does with a directory: says whether the call was cancelled, after it has checked what is left.
 Trial = Callable[[aio.LogDir, Callable[[Callable[[], Awaitable[Any]]], Awaitable[bool]]], Awaitable[bool]]
 ALL = [b"%d" % number for number in range(10)]
+STEPS = ["init_transactions", "begin_transaction", "commit_transaction"]
 
 
 @asynccontextmanager
@@ -44,7 +45,9 @@ def explore(path: Path, trial: Trial) -> int:
 
             return await trial(data, cut)
 
-    return asyncio.run(at_each_await(one))
+    awaits = asyncio.run(at_each_await(one))
+    print(f"{path.name}: cancelled at {awaits} awaits, each in two ways")
+    return awaits
 
 
 async def values(data: aio.LogDir) -> list[bytes | None]:
@@ -96,9 +99,23 @@ def test_an_append_that_was_not_taken_leaves_no_trace(tmp_path: Path) -> None:
     explore(tmp_path, trial)
 
 
-@pytest.mark.parametrize("kind", ["flush", "tick", "roll", "truncate", "delete_records", "statistics", "newest", "get"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "flush",
+        "tick",
+        "roll",
+        "truncate",
+        "delete_records",
+        "statistics",
+        "newest",
+        "get",
+        "refresh",
+        "offset_for_timestamp",
+    ],
+)
 def test_a_log_goes_on_after_any_call(tmp_path: Path, kind: str) -> None:
-    arguments = {"truncate": (10,), "delete_records": (0,), "get": (0,)}
+    arguments = {"truncate": (10,), "delete_records": (0,), "get": (0,), "offset_for_timestamp": (0,)}
 
     async def trial(data: aio.LogDir, cut: Any) -> bool:
         log = await data.partition("t", 0)
@@ -164,8 +181,12 @@ def test_a_tail_that_waits_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["create_topic", "add_partitions", "alter_topic", "partition", "append", "delete_topic"]
-)
+    "kind",
+    [
+        "create_topic", "add_partitions", "alter_topic", "partition", "append", "delete_topic", "refresh", "tick",
+        "delete_group",
+    ],
+)  # fmt: skip
 def test_a_directory_goes_on_after_any_call(tmp_path: Path, kind: str) -> None:
     arguments: dict[str, tuple[Any, ...]] = {
         "create_topic": ("u",),
@@ -174,13 +195,18 @@ def test_a_directory_goes_on_after_any_call(tmp_path: Path, kind: str) -> None:
         "partition": ("t", 0),
         "append": ("t", b"0"),
         "delete_topic": ("t",),
+        "refresh": (),
+        "tick": (),
+        "delete_group": ("g",),
     }
 
     async def trial(data: aio.LogDir, cut: Any) -> bool:
+        async with data.consumer(group_id="g") as consumer:
+            await consumer.commit({("t", 0): 0})
         was_cancelled = await cut(lambda: getattr(data, kind)(*arguments[kind]))
         await data.create_topic("v")
         await data.append("v", b"1")
-        assert set(data.topics()) <= {"t", "u", "v"}
+        assert set(data.topics()) <= {"t", "u", "v", "__consumer_offsets"}
         assert [record.value async for record in data.read("v")] == [b"1"]
         return bool(was_cancelled)
 
@@ -239,7 +265,7 @@ def test_a_send_that_waits_for_memory_leaves_no_trace(tmp_path: Path) -> None:
     assert explore(tmp_path, trial) >= 1
 
 
-@pytest.mark.parametrize("kind", ["send_and_wait", "send_many", "send_columns", "flush", "close", "open"])
+@pytest.mark.parametrize("kind", ["send", "send_and_wait", "send_many", "send_columns", "flush", "close", "open"])
 def test_a_producer_goes_on_after_any_call(tmp_path: Path, kind: str) -> None:
     async def trial(data: aio.LogDir, cut: Any) -> bool:
         async def block() -> None:
@@ -248,6 +274,7 @@ def test_a_producer_goes_on_after_any_call(tmp_path: Path, kind: str) -> None:
 
         async with data.producer(linger_ms=0) as producer:
             calls: dict[str, Callable[[], Awaitable[Any]]] = {
+                "send": lambda: producer.send("t", b"0"),
                 "send_and_wait": lambda: producer.send_and_wait("t", b"0"),
                 "send_many": lambda: producer.send_many("t", [(None, b"0")]),
                 "send_columns": lambda: producer.send_columns("t", values=(b"0", [0, 1])),
@@ -263,10 +290,10 @@ def test_a_producer_goes_on_after_any_call(tmp_path: Path, kind: str) -> None:
             await another.send_and_wait("t", b"2")
         found = await values(data)
         assert found[-1:] == [b"2"]
-        assert found.count(b"0") == (kind in ("send_and_wait", "send_many", "send_columns"))
+        assert found.count(b"0") == (kind.startswith("send"))
         return bool(was_cancelled)
 
-    assert explore(tmp_path, trial) >= 1
+    assert explore(tmp_path, trial) >= (kind != "send")  # which waits only for room
 
 
 def test_a_transaction_is_committed_or_not_and_the_next_one_begins(tmp_path: Path) -> None:
@@ -292,10 +319,9 @@ def test_a_transaction_is_committed_or_not_and_the_next_one_begins(tmp_path: Pat
     assert explore(tmp_path, trial) >= 4
 
 
-@pytest.mark.parametrize("kind", ["init_transactions", "begin_transaction", "commit_transaction", "abort_transaction"])
+@pytest.mark.parametrize("kind", [*STEPS, "abort_transaction"])
 def test_a_step_of_a_transaction_is_carried_out(tmp_path: Path, kind: str) -> None:
-    order = ["init_transactions", "begin_transaction", "commit_transaction"]
-    before = order[: order.index(kind)] if kind in order else order[:2]
+    before = STEPS[: STEPS.index(kind)] if kind in STEPS else STEPS[:2]
 
     async def trial(data: aio.LogDir, cut: Any) -> bool:
         async with data.producer(transactional_id="x") as producer:
@@ -304,6 +330,28 @@ def test_a_step_of_a_transaction_is_carried_out(tmp_path: Path, kind: str) -> No
             was_cancelled = await cut(getattr(producer, kind))
             with pytest.raises(ProducerStateError):  # it has been done, or is done before this
                 await getattr(producer, kind)()
+        return bool(was_cancelled)
+
+    assert explore(tmp_path, trial) >= 1
+
+
+@pytest.mark.parametrize("kind", ["prepare_transaction", "complete_transaction"])
+def test_a_prepared_transaction_is_completed_whatever_was_cancelled(tmp_path: Path, kind: str) -> None:
+    async def trial(data: aio.LogDir, cut: Any) -> bool:
+        async with data.producer(transactional_id="x") as producer:
+            await producer.init_transactions()
+            await producer.begin_transaction()
+            await producer.send("t", b"a")
+            if kind == "prepare_transaction":
+                was_cancelled = await cut(producer.prepare_transaction)
+                await producer.complete_transaction(await producer.prepare_transaction())
+            else:
+                prepared = await producer.prepare_transaction()
+                was_cancelled = await cut(lambda: producer.complete_transaction(prepared))
+            await producer.begin_transaction()
+            await producer.commit_transaction()
+        log = await data.partition("t", 0)
+        assert [record.value async for record in log.read(0, isolation="read_committed")] == [b"a"]
         return bool(was_cancelled)
 
     assert explore(tmp_path, trial) >= 1
@@ -363,8 +411,12 @@ def test_a_consumer_hands_out_each_record_once(tmp_path: Path, kind: str, group_
 
 
 @pytest.mark.parametrize(
-    "kind", ["commit", "committed", "assign", "unsubscribe", "seek_to_end", "lag", "end_offsets", "close", "open"]
-)
+    "kind",
+    [
+        "commit", "committed", "assign", "unsubscribe", "seek_to_beginning", "seek_to_end", "lag", "beginning_offsets",
+        "end_offsets", "offsets_for_times", "close", "open",
+    ],
+)  # fmt: skip
 def test_a_consumer_goes_on_after_any_call(tmp_path: Path, kind: str) -> None:
     async def trial(data: aio.LogDir, cut: Any) -> bool:
         log = await data.partition("t", 0)
@@ -380,7 +432,10 @@ def test_a_consumer_goes_on_after_any_call(tmp_path: Path, kind: str) -> None:
                 "committed": lambda: consumer.committed([("t", 0)]),
                 "assign": lambda: consumer.assign([("t", 0)]),
                 "unsubscribe": consumer.unsubscribe,
+                "seek_to_beginning": lambda: consumer.seek_to_beginning(("t", 0)),
                 "seek_to_end": lambda: consumer.seek_to_end(("t", 0)),
+                "beginning_offsets": lambda: consumer.beginning_offsets([("t", 0)]),
+                "offsets_for_times": lambda: consumer.offsets_for_times({("t", 0): 0}),
                 "lag": consumer.lag,
                 "end_offsets": lambda: consumer.end_offsets([("t", 0)]),
                 "close": consumer.close,
@@ -394,7 +449,7 @@ def test_a_consumer_goes_on_after_any_call(tmp_path: Path, kind: str) -> None:
                 await consumer.unsubscribe()
                 consumer.subscribe(["t"])
                 assert (await consumer.getmany(timeout_ms=1_000)).count == 10
-            elif kind == "seek_to_end":
+            elif kind.startswith("seek"):
                 consumer.seek(("t", 0), 5)  # behind what was cancelled
                 assert (await consumer.getmany(timeout_ms=1_000)).count == 5
             elif kind != "close":
