@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import attrs
 import pytest
 
 import logcore
 from logcore.fs import FS
 from logcore.staging.publishing import Staging
-from support.afterfaults import Ledger, Story, explore, persist
+from support.afterfaults import Ledger, Story, explore, explore_two_processes, persist
 from support.afterfaultstories import (
+    AppendStory,
     CommitStory,
     DirectoryStory,
     LogStory,
@@ -112,7 +114,33 @@ STORIES: dict[str, Callable[[], Story]] = {
 }
 
 
+@attrs.define
+class Names:
+    """Gives each of two processes a name of its own."""
+
+    count: int = 0
+
+    def next(self) -> str:
+        self.count += 1
+        return f"p{self.count}"
+
+
+TWO_PROCESSES: dict[str, Callable[[Names], Story]] = {
+    "append": lambda names: AppendStory(names.next()),
+    "commit": lambda names: CommitStory(shared=True, group=names.next()),
+    "transactions": lambda names: TransactionStory(shared=True, name=names.next()),
+    "registry": lambda names: RegistryStory(names.next()),
+}
+
+
 @pytest.mark.parametrize(("step", "crashes"), [(11, 4), pytest.param(1, 30, marks=ALL)])
 @pytest.mark.parametrize("name", STORIES)
 def test_program_continues_after_a_failing_call_and_keeps_its_records(name: str, step: int, crashes: int) -> None:
     assert explore(STORIES[name], step=step, crashes=crashes) > 20
+
+
+@pytest.mark.parametrize(("step", "crashes"), [(151, 2), pytest.param(1, 10, marks=ALL)])
+@pytest.mark.parametrize("name", TWO_PROCESSES)
+def test_two_processes_continue_after_a_failing_call_of_one(name: str, step: int, crashes: int) -> None:
+    names = Names()
+    assert explore_two_processes(lambda: TWO_PROCESSES[name](names), step=step, crashes=crashes) > 5

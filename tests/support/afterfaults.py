@@ -20,6 +20,7 @@ import attrs
 from logcore.errors import InvalidConfigError, LogcoreError
 from logcore.fs import FS
 from logcore.testing import Fault, FaultPlan, SimulatedDisk
+from logcore.testing.processes import Chances, Machine
 
 #: Errors that a disk or a system may answer with: a defect, no room, no quota, no descriptors, no memory.
 ERRNOS: Final = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENOMEM)
@@ -161,3 +162,53 @@ def explore(make: Callable[[], Story], *, step: int, crashes: int, first: int = 
             error.add_note(where)
             raise
     return judged
+
+
+def explore_two_processes(make: Callable[[], Story], *, step: int, crashes: int, first: int = 0) -> int:
+    """Like explore(), with two processes that share the directory and run a story each; one call of either fails.
+
+    Each process judges what it was told itself, so the stories write to the same partitions in any order.
+    """
+    judged = 0
+    for fault in faults(_calls_of_two(make), step=step, first=first):
+        disk, stories = _two_prepared(make)
+        plan = FaultPlan(fault)
+        disk.faults = plan
+        try:
+            _run_two(disk, stories, seed=fault.at)
+            disk.faults = None
+            states = list(disk.crash_states(limit=crashes, seed=fault.at))
+            for after in (disk, *(state.disk() for state in states)):
+                judged += 1
+                for story in stories:
+                    story.judge(after, is_crash=after is not disk)
+        except Exception as error:
+            error.add_note(f"{plan.hits[:1] or fault}, call {fault.at}")
+            raise
+    return judged
+
+
+def _two_prepared(make: Callable[[], Story]) -> tuple[SimulatedDisk, list[Story]]:
+    disk = BusyDisk()
+    stories = [make(), make()]
+    for story in stories:
+        story.prepare(disk)
+    disk.write_back()
+    disk.operations.clear()
+    return disk, stories
+
+
+def _calls_of_two(make: Callable[[], Story]) -> int:
+    disk, stories = _two_prepared(make)
+    counter = _Counter()
+    disk.faults = counter
+    _run_two(disk, stories, seed=0)
+    assert all(story.achieved > 1 for story in stories), "a story that does nothing tests nothing"
+    return counter.count
+
+
+def _run_two(disk: SimulatedDisk, stories: list[Story], *, seed: int) -> None:
+    machine = Machine(disk, seed=seed, chances=Chances(switch=0.1, pass_time=0))
+    for story in stories:
+        machine.start(story.run)
+    machine.run()

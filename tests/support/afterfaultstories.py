@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -132,6 +133,43 @@ class DirectoryStory:
         self.ledger.check(topic, [record.value for record in directory.partition(topic, 0).read(0)])
 
 
+class AppendStory:
+    """Records are appended to one partition of a shared directory. name: of the process, in its values."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name.encode()
+        self.ledger = Ledger()
+
+    @property
+    def achieved(self) -> int:
+        return self.ledger.count
+
+    def open(self, fs: FS) -> LogDir:
+        return logcore.open_dir(DIRECTORY, create=True, config=CONFIG, shared=True, fs=fs)
+
+    def prepare(self, fs: FS) -> None:
+        with self.open(fs) as directory:
+            directory.ensure_topic("t")
+
+    def run(self, fs: FS) -> None:
+        with directories(lambda: self.open(fs)) as (held, reopen):
+
+            def append(number: int) -> None:
+                if not held:
+                    reopen()
+                value = b"%s:%d" % (self.name, number)
+                self.ledger.append("t", [value], lambda: held[0].append("t", value, partition=0))
+
+            for number in range(5):
+                persist(functools.partial(append, number), lambda: failed_logs_closed(held))
+                persist(lambda: held[0].tick(), reopen)  # noqa: PLW0108 -- reopen() replaces held[0]
+
+    def judge(self, fs: FS, *, is_crash: bool) -> None:
+        with self.open(fs) as directory:
+            found = [record.value or b"" for record in directory.partition("t", 0).read(0)]
+        self.ledger.check("t", [value for value in found if value.startswith(self.name + b":")])
+
+
 class ProducerStory:
     """An idempotent producer sends; a record whose future failed is sent again as another record."""
 
@@ -186,8 +224,9 @@ class CommitStory:
     the last one acknowledged.
     """
 
-    def __init__(self, shared: bool = False) -> None:
+    def __init__(self, shared: bool = False, group: str = "g") -> None:
         self.shared = shared
+        self.group = group
         self.acked = 0
         self.tried = {0}
 
@@ -200,9 +239,9 @@ class CommitStory:
 
     def prepare(self, fs: FS) -> None:
         with self.open(fs) as directory:
-            directory.create_topic("t")
-            for number in range(12):
-                directory.append("t", b"%d" % number, partition=0)
+            if directory.ensure_topic("t"):
+                for number in range(12):
+                    directory.append("t", b"%d" % number, partition=0)
 
     def run(self, fs: FS) -> None:
         with directories(lambda: self.open(fs)) as (held, reopen):
@@ -214,7 +253,10 @@ class CommitStory:
                 if not consumers:
                     consumers.append(
                         held[0].consumer(
-                            group_id="g", auto_offset_reset="earliest", enable_auto_commit=False, max_poll_records=3
+                            group_id=self.group,
+                            auto_offset_reset="earliest",
+                            enable_auto_commit=False,
+                            max_poll_records=3,
                         )
                     )
                     consumers[0].assign([("t", 0)])
@@ -237,17 +279,18 @@ class CommitStory:
 
     def judge(self, fs: FS, *, is_crash: bool) -> None:
         with self.open(fs) as directory:
-            committed = directory.committed_offsets("t", 0).get("g", 0)
+            committed = directory.committed_offsets("t", 0).get(self.group, 0)
         assert committed in self.tried and committed >= self.acked, (committed, self.acked, self.tried)
 
 
 class TransactionStory:
     """A transactional producer commits pairs of records in two partitions. Readers of committed records see both of a
-    pair, or neither.
+    pair, or neither. name: of the process, in its transactional id and its values.
     """
 
-    def __init__(self, shared: bool = False) -> None:
+    def __init__(self, shared: bool = False, name: str = "x") -> None:
         self.shared = shared
+        self.name = name
         self.ledgers = {number: Ledger() for number in (0, 1)}
 
     def open(self, fs: FS) -> LogDir:
@@ -259,7 +302,7 @@ class TransactionStory:
 
     def prepare(self, fs: FS) -> None:
         with self.open(fs) as directory:
-            directory.create_topic("t", 2)
+            directory.ensure_topic("t", 2)
 
     def run(self, fs: FS) -> None:
         with directories(lambda: self.open(fs)) as (held, reopen):
@@ -271,11 +314,11 @@ class TransactionStory:
                     reopen()
                 if not producers:
                     producer = held[0].producer(
-                        transactional_id="x", threaded=False, max_block_ms=1_000, delivery_timeout_ms=1_000
+                        transactional_id=self.name, threaded=False, max_block_ms=60_000, delivery_timeout_ms=60_000
                     )
                     producers.append(producer)
                     producer.init_transactions(0)
-                value = b"%d" % next(numbers)
+                value = b"%s:%d" % (self.name.encode(), next(numbers))
                 for ledger in self.ledgers.values():
                     ledger.tried.setdefault("t", []).append(value)
                 with producers[0].transaction():
@@ -296,10 +339,15 @@ class TransactionStory:
 
     def judge(self, fs: FS, *, is_crash: bool) -> None:
         with self.open(fs) as directory:
-            with directory.producer(transactional_id="x", threaded=False) as producer:
-                producer.init_transactions(0)  # ends what was left open
+            for transactional_id in directory.transactions():
+                with directory.producer(transactional_id=transactional_id, threaded=False) as producer:
+                    producer.init_transactions(0)  # ends a transaction that was left open
             found = [
-                [record.value for record in directory.partition("t", number).read(0, isolation="read_committed")]
+                [
+                    record.value
+                    for record in directory.partition("t", number).read(0, isolation="read_committed")
+                    if (record.value or b"").startswith(self.name.encode() + b":")
+                ]
                 for number in self.ledgers
             ]
         assert found[0] == found[1], f"a transaction is split: {found}"
@@ -310,7 +358,8 @@ class TransactionStory:
 class RegistryStory:
     """Nodes of a registry are created and replaced. A value is the last one acknowledged, or a later attempt."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "a") -> None:
+        self.paths = (f"/config/clients/{name}", f"/config/clients/{name}b", f"/consumers/{name}/offsets/t/0")
         self.acked: dict[str, int] = {}
         self.tried: dict[str, int] = {}
 
@@ -320,7 +369,7 @@ class RegistryStory:
 
     def prepare(self, fs: FS) -> None:
         with logcore.open_dir(DIRECTORY, create=True, fs=fs), open_registry(DIRECTORY, fs=fs) as registry:
-            registry.create("/config/clients/a", b"0")
+            registry.create(self.paths[0], b"0")
 
     def run(self, fs: FS) -> None:
         registries: list[Any] = []
@@ -338,7 +387,7 @@ class RegistryStory:
                     registries.pop().close()
 
         for number in range(1, 6):
-            for path in ("/config/clients/a", "/config/clients/b", "/consumers/g/offsets/t/0"):
+            for path in self.paths:
                 persist(lambda path=path, number=number: set_value(path, number), repair)  # type: ignore[misc]
         repair()
 
