@@ -215,3 +215,48 @@ def test_a_connection_that_ends_gives_back_what_its_requests_held(bench: Bench) 
     crowd.connections[0].close()
     assert crowd.budget.used_bytes == crowd.budget.kept_bytes == 0
     bench.run()
+
+
+# -- open files ------------------------------------------------------------------------------------------------------
+
+
+def test_only_logs_that_nothing_waits_for_are_closed_for_room(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "data", durability="group")
+    bench.logdir.create_topic("t", 5)
+    state = bench.broker.state
+    waiting = bench.fetches(range(1))
+    waiting.max_wait_ms = 10_000
+    waiting.min_bytes = 1
+    fetch = bench.send(wire.FETCH, 12, waiting)  # waits for an append to partition 0
+    for number in (1, 2):
+        bench.ask(wire.FETCH, 12, bench.fetches(range(number, number + 1)))
+    bench.at_once = False
+    batch = encode([(None, b"v")], now_ms=1)
+    request = bench.produces(batch, acks=-1)
+    request.topic_data[0].partition_data[0].index = 1
+    produce = bench.send(wire.PRODUCE, 9, request)  # waits for the disk under partition 1
+    assert not produce.is_set and not fetch.is_set
+    state.most_logs = lambda: 3
+    bench.ask(wire.OFFSET_FETCH, 5, wire.OFFSET_FETCH.Request(group_id="g", topics=[]))
+    later = bench.send(wire.FETCH, 12, bench.fetches(range(3, 4)))
+    bench.run()
+    assert {number for _, number in bench.logdir.open_logs()} == {0, 1, 3}
+    assert bench.read(wire.PRODUCE, 9, produce).responses[0].partition_responses[0].error_code == 0
+    assert bench.read(wire.FETCH, 12, later).responses[0].partitions[0].error_code == 0
+    bench.at_once = True
+    assert bench.produce(batch, acks=-1).error_code == 0
+    assert bench.read(wire.FETCH, 12, fetch).responses[0].partitions[0].records
+    bench.close()
+
+
+def test_logs_that_were_used_last_stay_open(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "data")
+    bench.logdir.create_topic("t", 30)
+    bench.broker.state.most_logs = lambda: 20
+    for number in [*range(19), *range(10), 19, 20]:
+        bench.now_ms += 1
+        bench.broker.tick(bench.now_ms)
+        bench.ask(wire.FETCH, 12, bench.fetches(range(number, number + 1)))
+    assert {number for _, number in bench.logdir.open_logs()} >= {*range(10), 19, 20}
+    assert len(bench.logdir.open_logs()) == 13
+    bench.close()
