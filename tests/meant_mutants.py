@@ -1387,8 +1387,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "turns_that_came_meanwhile_are_forgotten", "netshim/state.py",
-        "        if self._turns[key]:\n            self._start_turns(key)\n        else:\n            del self._turns[key]\n",
-        "        del self._turns[key]\n",
+        "        if self._turns[key]:\n            self._start_turns(key)\n        else:\n    ",
+        "    ",
         "netshim/test_produce.py",
     ),
     Mistake(
