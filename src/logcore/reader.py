@@ -387,13 +387,11 @@ class LogReader:
         The rule is Kafka's (ListOffsets, storage format section 11.3): the first segment whose largest timestamp
         reaches it, and in it the first record that does. A datetime has to have a time zone.
         """
-        found = self.place_of_timestamp(timestamp_ms, markers=False)
+        found = self._place_of_timestamp(timestamp_ms, markers=False)
         return None if found is None else found[0]
 
-    def place_of_timestamp(self, timestamp_ms: Time, *, markers: bool = True) -> tuple[int, int] | None:
-        """As offset_for_timestamp(), with the timestamp that was found there. markers: the end of a transaction counts
-        as a record, as in Kafka's ListOffsets.
-        """
+    def _place_of_timestamp(self, timestamp_ms: Time, *, markers: bool) -> tuple[int, int] | None:
+        """See place_of_timestamp()."""
         self._check_open()
         wanted = time_ms(timestamp_ms)
         assert wanted is not None, "the caller gives a time"
@@ -450,10 +448,12 @@ class LogReader:
             return segment.next_offset()
         return -1
 
-    def newest(self, *, markers: bool = False) -> tuple[int, int] | None:
-        """(offset, timestamp_ms) of the record with the largest timestamp, the first of them; None in an empty log.
-        markers: as in place_of_timestamp().
-        """
+    def newest(self) -> tuple[int, int] | None:
+        """(offset, timestamp_ms) of the record with the largest timestamp, the first of them; None in an empty log."""
+        return self._newest(markers=False)
+
+    def _newest(self, *, markers: bool) -> tuple[int, int] | None:
+        """See newest_place()."""
         self._check_open()
         segments, visible = self._bounded()
 
@@ -466,7 +466,7 @@ class LogReader:
         largest = [segment.max_timestamp() for segment in segments]
         if not segments or max(largest) < 0:
             return None
-        found = self.place_of_timestamp(max(largest), markers=markers)
+        found = self._place_of_timestamp(max(largest), markers=markers)
         # The newest record lies below the log start, in a segment that is not deleted yet.
         if found is None:
             return self._newest_by_records()
@@ -618,6 +618,18 @@ def avoid_mapping(log: LogReader) -> None:
 def transactions_of(log: LogReader) -> Transactions:
     """Those up to the high watermark, and perhaps beyond. Errors as read() with read_committed."""
     return log._scan_transactions().state
+
+
+def place_of_timestamp(log: LogReader, timestamp_ms: Time) -> tuple[int, int] | None:
+    """As Log.offset_for_timestamp(), with the timestamp that was found. The end of a transaction counts as a record, as
+    in Kafka's ListOffsets.
+    """
+    return log._place_of_timestamp(timestamp_ms, markers=True)
+
+
+def newest_place(log: LogReader) -> tuple[int, int] | None:
+    """As Log.newest(). The end of a transaction counts as a record, as in Kafka's ListOffsets."""
+    return log._newest(markers=True)
 
 
 def unwalked_offsets(log: LogReader) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from logcore.reader import newest_place
 from logcore.recordbatch import encode
 from netshim import wire
 from netshim.waiting import Answer
@@ -65,7 +66,7 @@ def test_list_offsets_by_time_counts_the_end_of_a_transaction(bench: Bench) -> N
     log = bench.logdir.partition("t", 0)
     log.append_batch(batch_of(b"v", producer_id=7, producer_epoch=0, base_sequence=0, transactional=True))
     log.end_transaction(7, 0, commit=True, coordinator_epoch=0)
-    newest = log.newest(markers=True)
+    newest = newest_place(log)
     assert newest is not None and newest[0] == 1
     request = wire.LIST_OFFSETS.Request
     for wanted, expected in ((1_000, (0, 1_000)), (1_001, newest), (newest[1] + 1, (-1, -1)), (-3, newest)):

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from logcore import Log, LogcoreError
+from logcore.reader import newest_place, place_of_timestamp
 from logcore.settling import sync_present
 from netshim import wire
 from netshim.handlers.failures import code_of
@@ -116,11 +117,11 @@ def _list_offsets(
         elif timestamp == _LATEST_TIERED:
             result.leader_epoch = -1
         elif timestamp == _MAX_TIMESTAMP:
-            newest = log.newest(markers=True)
+            newest = newest_place(log)
             if newest is not None and newest[0] < end:
                 result.offset, result.timestamp = newest
         else:
-            found = log.place_of_timestamp(timestamp)
+            found = place_of_timestamp(log, timestamp)
             if found is not None and found[0] < end:
                 result.offset, result.timestamp = found
         if result.offset < 0:
