@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import netshim
 from logcore.recordbatch import encode
 from netshim import wire
 from netshim.connection import Budget, Connection, Workload
@@ -15,6 +17,7 @@ from netshim.settings import Settings
 from netshim.waiting import Answer
 from netshim.wire import codes
 from support.bench import SESSION, Bench
+from support.client import Client
 
 LIMIT = 1 << 20  # the smallest that may be set
 #: Session timeout of the members that fill the memory.
@@ -111,6 +114,8 @@ def test_heartbeats_need_no_room(small: Bench) -> None:
     )
     epoch = small.ask(wire.CONSUMER_GROUP_HEARTBEAT, 1, first).member_epoch
     fill(small, join)
+    fill(small, lambda bench, number: join_for_an_id(bench, 10_000 + number))
+    fill(small, lambda bench, number: join_for_an_id(bench, 0))  # until there is no room for a member
     again = wire.CONSUMER_GROUP_HEARTBEAT.Request(group_id="g", member_id="m", member_epoch=epoch)
     assert small.ask(wire.CONSUMER_GROUP_HEARTBEAT, 1, again).error_code == 0
 
@@ -260,3 +265,16 @@ def test_logs_that_were_used_last_stay_open(tmp_path: Path) -> None:
     assert {number for _, number in bench.logdir.open_logs()} >= {*range(10), 19, 20}
     assert len(bench.logdir.open_logs()) == 13
     bench.close()
+
+
+def test_a_new_client_makes_room_for_its_connection(tmp_path: Path) -> None:
+    with netshim.serve(tmp_path / "data", durability="os") as server:
+        server.logdir.create_topic("t", 30)
+        for number in range(30):
+            server.logdir.partition("t", number)
+        server.call(lambda: setattr(server.server.broker.state, "most_logs", lambda: 20))
+        client = Client(server.port)
+        client.ask(wire.API_VERSIONS, 0, wire.API_VERSIONS.Request())
+        while len(server.logdir.open_logs()) > 20:  # the test's time limit bounds this
+            time.sleep(0.01)
+        client.sock.close()
