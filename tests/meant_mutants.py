@@ -2100,6 +2100,122 @@ MISTAKES: Final = (
         "        return found",
         "aio/test_aio_log.py",
     ),
+    Mistake(
+        "positions_stay_moved_after_an_interrupt", "logcore/consumer/fetcher.py",
+        "                reading.place(start)\n            raise",
+        "                pass\n            raise",
+        "faults/test_interrupted_calls.py -k fetcher",
+    ),
+    Mistake(
+        "records_that_were_taken_are_not_noted", "logcore/consumer/fetcher.py",
+        "        reading.is_ahead = True  # until they are handed out, so that an interrupt passes none of them over\n",
+        "",
+        "faults/test_interrupted_calls.py -k fetcher",
+    ),
+    Mistake(
+        "position_moves_behind_a_record_that_was_refused", "logcore/consumer/fetcher.py",
+        "        if not taken.is_last or is_cut:\n            end = found[-1].offset + 1\n",
+        "        if not taken.is_last:\n            end = taken.records[-1].offset + 1\n",
+        "consumer/test_consumer.py",
+    ),
+    Mistake(
+        "columns_move_a_position_that_was_sought", "logcore/consumer/fetcher.py",
+        "            if reading is None or reading.position != each.start:\n",
+        "            if reading is None:\n",
+        "aio/test_aio_consumer.py consumer/test_consumer.py",
+    ),
+    Mistake(
+        "interrupted_close_counts_as_done", "logcore/consumer/consumer.py",
+        "            except Exception:\n                self._end()\n                raise\n",
+        "            except BaseException:\n                self._end()\n                raise\n",
+        "consumer/test_consumer_groups.py",
+    ),
+    Mistake(
+        "join_is_not_noted_before_it_is_asked", "logcore/consumer/member.py",
+        "        self._asking = answer\n",
+        "",
+        "consumer/test_consumer_groups.py",
+    ),
+    Mistake(
+        "topic_that_replaced_another_is_read_on", "logcore/consumer/readings.py",
+        "            if is_other:\n                reading.begin_again(topic_id)\n",
+        "            reading.topic_id = topic_id\n",
+        "consumer/test_consumer_groups.py",
+    ),
+    Mistake(
+        "offsets_of_a_deleted_topic_are_committed", "logcore/consumer/commits.py",
+        "and reading.finished != reading.stored and not self.is_void(one)\n",
+        "and reading.finished != reading.stored\n",
+        "consumer/test_consumer_groups.py",
+    ),
+    Mistake(
+        "session_forgets_domains_in_which_it_has_nodes", "logcore/registry/files.py",
+        "        facts = attrs.evolve(facts, domains=(*kept, last))\n",
+        "        facts = attrs.evolve(facts, domains=(last,))\n",
+        "registry/test_registry_sessions.py",
+    ),
+    Mistake(
+        "session_that_was_declared_over_polls", "logcore/registry/files.py",
+        "                raise self._expired(lease)\n            facts = lease.facts\n",
+        "                pass\n            facts = lease.facts\n",
+        "registry/test_registry_sessions.py",
+    ),
+    Mistake(
+        "block_of_a_domain_is_left_held", "logcore/registry/files.py",
+        "                self._held = before\n",
+        "                pass\n",
+        "registry/test_registry_sessions.py",
+    ),
+    Mistake(
+        "clock_of_an_earlier_boot_counts", "logcore/registry/views.py",
+        "        if value is not None and paths.unpack_clock(value)[0] == boot:\n",
+        "        if value is not None:\n",
+        "registry/test_registry_sessions.py",
+    ),
+    Mistake(
+        "each_process_times_transactions_by_its_own_clock", "logcore/coordinators.py",
+        "        if not directory.is_shared:\n            return clock_ms\n",
+        "        if directory.path:\n            return clock_ms\n",
+        "producer/test_transaction_exploration.py -k clock",
+    ),
+    Mistake(
+        "what_was_opened_for_a_cancelled_task_stays_open", "logcore/aio/home.py",
+        "            self.submit(give_back)  # behind the function, and before what the next task asks for\n",
+        "",
+        "aio/test_aio_cancellation.py",
+    ),
+    Mistake(
+        "seek_takes_effect_inside_the_step_of_another_call", "logcore/aio/consumer.py",
+        "        if self._steps and not self._home.is_asking:\n",
+        "        if self._is_reading and self._home.is_asking:\n",
+        "aio",
+    ),
+    Mistake(
+        "commit_of_a_loop_takes_later_positions", "logcore/aio/consumer.py",
+        "await self._home.call(self._sync.commit, chosen, timeout)\n",
+        "await self._home.call(self._sync.commit, offsets, timeout)\n",
+        "aio/test_aio_consumer.py",
+    ),
+    Mistake(
+        "reading_in_a_loop_finishes_nothing", "logcore/aio/consumer.py",
+        "            self._sync.fetcher.finish()\n            deadline = self._loop.time() + timeout_ms / 1000\n"
+        "            while not moves and await self._prepare(deadline):\n                found, moves",
+        "            deadline = self._loop.time() + timeout_ms / 1000\n"
+        "            while not moves and await self._prepare(deadline):\n                found, moves",
+        "aio/test_aio_consumer.py",
+    ),
+    Mistake(
+        "small_fetch_waits_for_more_than_it_may_return", "logcore/consumer/simple.py",
+        "            if fetched.size_bytes >= min(min_bytes, max_bytes) or left_ms <= 0:\n",
+        "            if fetched.size_bytes >= min_bytes or left_ms <= 0:\n",
+        "consumer/test_simple_consumer.py",
+    ),
+    Mistake(
+        "batch_of_a_deleted_topic_is_tried_again", "logcore/producer/sender.py",
+        "        if isinstance(error, TopicNotFoundError):  # for good: what was stored of the batch is deleted too\n",
+        "        if isinstance(error, TopicNotFoundError) and not batch.is_unknown:\n",
+        "producer/test_producer.py -k deleted",
+    ),
 )  # fmt: skip
 
 

@@ -536,6 +536,24 @@ def test_no_record_of_a_recreated_topic_is_passed_over(how: str, reset: str, is_
         other.close()
 
 
+def test_deleted_topic_keeps_no_other_topic_from_its_commit() -> None:
+    """A commit that names a topic which is gone is refused as a whole, so close() leaves that topic out."""
+    disk = SimulatedDisk()
+    with opened(disk) as data:
+        for topic in ("t", "u"):
+            data.create_topic(topic)
+            data.append(topic, b"0", partition=0)
+        (one,) = consumers(data, 1)
+        one.subscribe(["t", "u"])
+        for _ in range(4):
+            one.poll()
+        data.delete_topic("u")
+        one.close()
+        (other,) = consumers(data, 1)
+        assert other.committed([("t", 0)])[TopicPartition("t", 0)] is not None
+        other.close()
+
+
 def test_members_that_wait_do_not_wake_one_another() -> None:
     with opened(SimulatedDisk()) as data:
         data.create_topic("t", 2)

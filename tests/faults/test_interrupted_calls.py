@@ -13,6 +13,7 @@ import pytest
 
 import logcore
 from logcore import claim, claiming, deletions, fs
+from logcore.consumer import fetcher
 from logcore.directory import openlogs
 from support import interruptedcalls as calls
 from support.interrupting import interrupted
@@ -80,3 +81,20 @@ def test_interrupted_deletion_of_a_topic_keeps_no_claim(tmp_path: Path) -> None:
                 data.append("t", b"a", partition=0)
                 data.append("t", b"a", partition=1)
     assert nth > 40
+
+
+@pytest.mark.parametrize("how", ["poll", "poll_columns"])
+def test_poll_interrupted_at_any_line_of_the_fetcher_passes_no_record_over(how: str) -> None:
+    """Those lines take records, move positions, and hand the records out. The same consumer goes on."""
+    nth = left = 0
+    while not left:
+        nth += 1
+        case = calls.Reading() if how == "poll" else calls.ReadingColumns()
+        for _ in range(2):
+            case.read(case.consumer)  # joins, and has the first records
+        left = interrupted(lambda case=case: case.read(case.consumer), nth, fetcher.__file__).left  # type: ignore[misc]
+        for _ in range(8):
+            case.read(case.consumer)
+        assert len(set(case.seen)) == 8, f"line {nth}"
+        case.judge()
+    assert nth > 25

@@ -10,6 +10,7 @@ from logcore.fs import Boot, SharedFS, Watch
 from logcore.registry import open_registry
 from logcore.registry.files import domain_byte, domain_of
 from logcore.registry.sessions import Facts, Observer, SessionInfo
+from logcore.registry.views import agree_on_clock
 from logcore.testing import SimulatedDisk
 from logcore.testing.processes import Chances, Machine
 
@@ -103,6 +104,27 @@ def test_holding_keeps_others_out_and_reads() -> None:
             with pytest.raises(RegistryError, match="inside a change"):
                 one.set("/consumers/h/group", b"1")
         assert other.set("/consumers/g/group", b"1") == 1
+
+
+def test_behind_holding_others_change_the_domain_and_this_session_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block that leaves its domain noted as held lets later changes of it pass without the lock."""
+    disk = SimulatedDisk({"data": None})
+    with open_registry("/data", fs=disk) as one, open_registry("/data", fs=disk, lock_timeout_ms=0) as other:
+        with one.holding("/a"):
+            one.create("/a", b"1")
+        one.create("/b", b"1")
+        other.set("/a", b"2")
+        with other.holding("/a"), pytest.raises(RegistryLockedError):
+            monkeypatch.setattr(one, "_lock_timeout_ms", 0)
+            one.set("/a", b"3")
+        assert one.get("/a").value == b"2"
+
+
+def test_clock_is_agreed_on_once_for_each_boot() -> None:
+    disk = SimulatedDisk({"data": None})
+    with open_registry("/data", fs=disk) as registry:
+        assert [agree_on_clock(registry, "first", value) for value in (5, 7)] == [5, 5]
+        assert [agree_on_clock(registry, "second", value) for value in (9, 7)] == [9, 9]
 
 
 def test_changes_inside_of_holding_are_one_for_others() -> None:

@@ -76,4 +76,4 @@ def is_edge(path: str, line: int) -> bool:
     is_behind_plain = _PLAIN.fullmatch(before) is not None or (
         _BARE.fullmatch(before) is not None and is_edge(path, line - 1)
     )
-    return is_behind_plain and _BARE.fullmatch(text) is not None
+    return is_behind_plain and (_BARE.fullmatch(text) or _PLAIN.fullmatch(text)) is not None
