@@ -2206,8 +2206,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "small_fetch_waits_for_more_than_it_may_return", "logcore/consumer/simple.py",
-        "            if fetched.size_bytes >= min(min_bytes, max_bytes) or left_ms <= 0:\n",
-        "            if fetched.size_bytes >= min_bytes or left_ms <= 0:\n",
+        "            if is_full or fetched",
+        "            if fetched",
         "consumer/test_simple_consumer.py",
     ),
     Mistake(

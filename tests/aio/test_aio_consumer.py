@@ -545,3 +545,44 @@ def test_a_poll_as_an_arrow_table(tmp_path: Path) -> None:
         assert consumer.partitions_for("t") == (0, 1)
 
     with_consumer(tmp_path, main)
+
+
+def test_commit_stores_the_positions_at_its_call(tmp_path: Path) -> None:
+    """Not those that the loop has come to when the thread carries it out."""
+
+    async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
+        await fill(data, 0, 3)
+        await consumer.assign([ONE])
+        assert (await consumer.getmany(max_records=1)).count == 1
+        gate = threading.Event()
+        consumer._home.submit(gate.wait)
+        consumer._look_at = float("inf")  # no reading needs the thread, which is held up
+        committing = asyncio.ensure_future(consumer.commit())
+        await asyncio.sleep(0)
+        assert (await consumer.getmany(max_records=1)).count == 1
+        gate.set()
+        await committing
+        assert (await consumer.committed([ONE]))[ONE] == OffsetAndMetadata(1)
+
+    with_consumer(tmp_path, main, group_id="g", enable_auto_commit=False)
+
+
+@pytest.mark.parametrize("how", ["getmany", "poll_columns"])
+def test_reading_finishes_what_the_call_before_returned(tmp_path: Path, how: str) -> None:
+    """A block that an exception leaves commits that, and not what was returned last."""
+
+    async def main(data: aio.LogDir, consumer: aio.Consumer) -> None:
+        await fill(data, 0, 2)
+        arguments = {"max_records": 1} if how == "getmany" else {"max_bytes": 1}
+        with pytest.raises(ZeroDivisionError):
+            async with consumer:
+                await consumer.assign([ONE])
+                await getattr(consumer, how)(**arguments)
+                reached = consumer.position(ONE)
+                await data.append("t", b"2", partition=0)
+                await getattr(consumer, how)(**arguments)
+                raise ZeroDivisionError
+        async with data.consumer(group_id="g") as other:
+            assert (await other.committed([ONE]))[ONE] == OffsetAndMetadata(reached)
+
+    with_consumer(tmp_path, main, group_id="g")

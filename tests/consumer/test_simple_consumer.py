@@ -169,3 +169,13 @@ def test_what_cannot_be_asked_is_refused(data: LogDir) -> None:
         data.simple_consumer(isolation_level="serializable")  # type: ignore[arg-type]
     with pytest.raises(OffsetOutOfRangeError):
         simple.fetch("t", 0, 5)
+
+
+def test_fetch_returns_once_it_has_all_that_it_may_return(tmp_path: Path) -> None:
+    """It waited for min_bytes, of which max_bytes let it return only a part."""
+    with logcore.open_dir(tmp_path / "data", create=True, durability="os") as data:
+        data.create_topic("t")
+        for _ in range(5):
+            data.append("t", bytes(100), partition=0)
+        fetched = data.simple_consumer().fetch("t", 0, 0, 200, wait_ms=600_000, min_bytes=10_000)
+        assert 0 < fetched.next_offset < 5

@@ -127,7 +127,9 @@ class SimpleConsumer:
         while True:
             fetched = self._fetch(topic, partition, log, offset, max_bytes)
             left_ms = deadline_ms - self._fs.monotonic_ms()
-            if fetched.size_bytes >= min(min_bytes, max_bytes) or left_ms <= 0:
+            end = fetched.last_stable_offset if self._is_committed else fetched.high_watermark
+            is_full = fetched.next_offset < end  # the next batch does not fit
+            if is_full or fetched.size_bytes >= min(min_bytes, max_bytes) or left_ms <= 0:
                 return fetched
             if not wait_for_news(log, fetched.high_watermark, left_ms / 1000):
                 return self._fetch(topic, partition, log, offset, max_bytes)
