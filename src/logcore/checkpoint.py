@@ -87,7 +87,9 @@ def ensure_directory(fs: FS, path: str) -> None:
 def make_directories(fs: FS, path: str) -> None:
     """Like mkdir -p, and makes each new name durable in its parent."""
     parent = os.path.dirname(path)
-    if parent not in ("", path):
+    if parent == path:  # a root exists
+        return
+    if parent:
         ensure_directory(fs, parent)
     is_new = True
     try:
@@ -102,7 +104,7 @@ def make_directories(fs: FS, path: str) -> None:
         error.reason = f"the directory cannot be made: {error.reason}"
         raise
     try:
-        fs.sync_dir(parent)
+        fs.sync_dir(parent or ".")
     except StorageWriteError as error:
         # The parent of a directory that an administrator made for us may be closed to us. We cannot have made it.
         if is_new or not isinstance(error.__cause__, PermissionError):

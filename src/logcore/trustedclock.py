@@ -111,7 +111,7 @@ class TrustedClock:
         return trusted_ms
 
     def save(self, *, max_age_ms: int = _SAVE_MS) -> None:
-        """Keep the last trusted reading on disk, unless it has one of this boot that is younger than max_age_ms.
+        """Keep the last trusted reading on disk, unless it has one that is younger than max_age_ms.
 
         To be called before something is deleted by age, and when the directory is closed.
         """
@@ -120,7 +120,9 @@ class TrustedClock:
             saved = self._saved
             if saved is not None and saved.suspect == trust.suspect:
                 passed_ms = saved.trusted.passed_ms(trust.trusted)
-                if passed_ms is not None and passed_ms < max_age_ms:
+                if passed_ms is None:  # a reading of an earlier boot
+                    passed_ms = trust.trusted.wall_ms - saved.trusted.wall_ms
+                if passed_ms < max_age_ms:
                     return
             self._saved = trust
         with contextlib.suppress(LogcoreError):

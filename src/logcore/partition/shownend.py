@@ -41,20 +41,10 @@ class ShownEnd:
         if keeps and fs.exists(self._path):
             self._handle = fs.open(self._path, write=True)
             return
-        is_same = checkpoint.read(fs, self._directory, checkpoint.DURABLE_END) == content
-        if not is_same:
-            # Written under another name and renamed: a crash in the middle leaves the old file, and a reader never
-            # sees half of the new one.
-            reserve = os.path.dirname(self._directory)
-            checkpoint.write(fs, self._directory, checkpoint.DURABLE_END, content, reserve=reserve)
-        handle = fs.open(self._path, write=True)
-        try:
-            if is_same:
-                fs.fsync(handle)  # the content of an old file may never have been synced
-        except BaseException:
-            fs.close(handle)
-            raise
-        self._handle = handle
+        # Written under another name and renamed: a crash in the middle leaves the old file, and a reader never sees half
+        # of the new one.
+        checkpoint.write(fs, self._directory, checkpoint.DURABLE_END, content, reserve=os.path.dirname(self._directory))
+        self._handle = fs.open(self._path, write=True)
 
     def remove(self) -> None:
         """Readers need no limit."""

@@ -100,6 +100,7 @@ class CrashState:
     def disk(self) -> SimulatedDisk:
         """A new disk with these files, all of them durable."""
         disk = SimulatedDisk(self.files, seed=self._origin.seed, now_ms=self.now_ms)
+        disk.crashes = self._origin.crashes + 1
         if self._origin.history:
             disk.history = f"{self._origin.history}, {self.what}"
         else:
