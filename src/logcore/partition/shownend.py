@@ -41,8 +41,8 @@ class ShownEnd:
         if keeps and fs.exists(self._path):
             self._handle = fs.open(self._path, write=True)
             return
-        # Written under another name and renamed: a crash in the middle leaves the old file, and a reader never sees half
-        # of the new one.
+        # Written under another name and renamed: a crash in the middle leaves the old file, and no reader sees half of
+        # the new one.
         checkpoint.write(fs, self._directory, checkpoint.DURABLE_END, content, reserve=os.path.dirname(self._directory))
         self._handle = fs.open(self._path, write=True)
 
