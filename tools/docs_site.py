@@ -26,7 +26,6 @@ PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     "benchmarks/RESULTS.md": "results.md",
-    "changes/README.md": "changes.md",
     **{
         path.relative_to(ROOT).as_posix(): path.relative_to(ROOT).with_suffix(".md").as_posix()
         for path in sorted((ROOT / "examples").rglob("*.py"))
@@ -82,9 +81,6 @@ def text_of(name: str) -> str:
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         return f"# {name}\n\n```python\n{text}```\n"
-    if name == "changes/README.md":
-        fragments = sorted(path.parent.glob("0*.md"))
-        text = "\n".join([text, *(f"#{fragment.read_text(encoding='utf-8')}" for fragment in fragments)])
     text = re.sub(r"\]\((?:\.\./)?docs/", "](", text)
     outside = "|".join(map(re.escape, PAGES))
     return re.sub(rf"\]\((?:\.\./)?({outside})", lambda link: f"]({PAGES[link[1]]}", text)

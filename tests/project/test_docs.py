@@ -23,7 +23,6 @@ PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.
 LINKED = [
     *PAGES,
     *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
-    *sorted((ROOT / "changes").glob("*.md")),
 ]
 NEEDED = ("click", "confluent_kafka", "duckdb", "polars", "pyarrow")
 

@@ -18,7 +18,7 @@ import pytest
 import logcore
 
 ROOT = Path(__file__).resolve().parents[2]
-SHIPPED = (".ci", "benchmarks", "changes", "docs", "examples", "src", "tests", "tools")
+SHIPPED = (".ci", "benchmarks", "docs", "examples", "src", "tests", "tools")
 SHIPPED_FILES = ("LICENSE", "MANIFEST.in", "Makefile", "mkdocs.yml", "pyproject.toml", "setup.py")
 UNSHIPPED = ("__pycache__", "*.pyc", "*.so", "*.pyd", "*.egg-info")
 
