@@ -120,7 +120,7 @@ show-kernels = $(RUN) -m logcore info || true
 define install
 @echo "installing logcore[$(1)] and $(3)"
 @rm -f build/kernels.txt
-@$(RUN) -m uv pip install --quiet --python $(RUN) --reinstall-package logcore --editable '.[$(1)]' --group $(2) || \
+@$(RUN) -m uv pip install --quiet --python $(RUN) --reinstall-package logcore-db --editable '.[$(1)]' --group $(2) || \
   { echo 'uv could not; pip goes on' && $(RUN) -m pip install --quiet 'pip>=25.1' && \
     $(RUN) -m pip install --quiet --no-compile --editable '.[$(1)]' --group $(2); }
 @cat build/kernels.txt 2>/dev/null || echo 'no kernels to compile'

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from logcore.config import Durability, LogConfig, every, interval
 from logcore.directory.upkeep import Upkeep
+from logcore.distribution import check_package as _check_package
 from logcore.errors import (
     CompactionAbandonedError,
     CoordinatorFencedError,
@@ -74,6 +75,8 @@ else:
 
 
 __version__ = "0.1.0"
+
+_check_package()
 
 __all__ = [
     "CleaningReport",

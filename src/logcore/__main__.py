@@ -20,7 +20,9 @@ def main() -> None:
         print(json.dumps(installation()) if "--json" in arguments else installation_text())
         return
     if importlib.util.find_spec("click") is None:
-        print("error: the command line needs click: pip install 'logcore[cli]'", file=sys.stderr)
+        from logcore.distribution import install_command
+
+        print(f"error: the command line needs click: {install_command('cli')}", file=sys.stderr)
         print("next:  without it, `logcore info` and the Python library work", file=sys.stderr)
         raise SystemExit(2)
     from logcore.cli.commands import main as cli

@@ -23,6 +23,13 @@ def __getattr__(name: str) -> object:
     # broker.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import logcore
+
+    if not hasattr(logcore, "open_dir"):
+        raise ImportError(
+            "the installed package 'logcore' is an unrelated logging library. "
+            "Run: pip uninstall -y logcore logcore-db; pip install logcore-db"
+        )
     from netshim import server, state
 
     module = state if name == "Settings" else server

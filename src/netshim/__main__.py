@@ -9,7 +9,9 @@ import sys
 def main() -> None:
     """The entry point. Exit codes are those of logcore/cli/program.py."""
     if importlib.util.find_spec("click") is None:
-        print("error: the command line needs click: pip install 'logcore[cli]'", file=sys.stderr)
+        from logcore.distribution import install_command
+
+        print(f"error: the command line needs click: {install_command('cli')}", file=sys.stderr)
         print("next:  without it, netshim.serve() and netshim.Server work", file=sys.stderr)
         raise SystemExit(2)
     from netshim.command import main as command

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from logcore import LogcoreError, LogDir
+from logcore.distribution import install_command
 from logcore.names import INTERNAL_TOPICS
 
 #: Of one compiled expression; a larger one is refused.
@@ -45,7 +46,7 @@ def compile_pattern(pattern: str) -> Callable[[str], bool]:
     try:
         import re2
     except ImportError:
-        raise ValueError("regular expressions need google-re2: pip install 'logcore[regex]'") from None
+        raise ValueError(f"regular expressions need google-re2: {install_command('regex')}") from None
     options = re2.Options()
     options.log_errors = False
     options.max_mem = _MOST_BYTES

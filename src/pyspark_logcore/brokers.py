@@ -23,6 +23,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from logcore.distribution import install_command
 from logcore.errors import CorruptBatchError, LogcoreError, MissingDependencyError, TopicNotFoundError
 from logcore.format.columns import RecordColumns
 from logcore.partition.fetched import fetched_columns, next_offset
@@ -246,7 +247,7 @@ class _Cluster:
             from kafka.net.selector import NetworkSelector
         except ImportError as error:
             raise MissingDependencyError(
-                "reading through a broker needs the client library kafka-python 3: pip install 'logcore[broker]'"
+                f"reading through a broker needs the client library kafka-python 3: {install_command('broker')}"
             ) from error
         self._brokers = brokers
         self._net = NetworkSelector()

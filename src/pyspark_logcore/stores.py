@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 import logcore
 from logcore import checkpoint
+from logcore.distribution import install_command
 from logcore.errors import (
     CorruptLogError,
     InvalidConfigError,
@@ -65,7 +66,7 @@ def open_store(store: Store) -> tuple[pyarrow.fs.FileSystem, str]:
         import pyarrow
         from pyarrow import fs
     except ImportError as error:
-        raise MissingDependencyError("object stores need pyarrow: pip install 'logcore[spark]'") from error
+        raise MissingDependencyError(f"object stores need pyarrow: {install_command('spark')}") from error
     try:
         if not store.is_s3:
             found: tuple[pyarrow.fs.FileSystem, str] = fs.FileSystem.from_uri(store.uri)

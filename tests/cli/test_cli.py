@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -548,7 +549,7 @@ def test_without_click_info_works_and_the_rest_says_what_to_install(tmp_path):
 
     assert without_click("info").returncode == 0
     done = without_click("read", "x-0")
-    assert (done.returncode, "pip install 'logcore[cli]'" in done.stderr) == (2, True)
+    assert (done.returncode, re.search(r"pip install .*\[cli\]", done.stderr) is not None) == (2, True)
 
 
 def test_help_needs_no_table_and_no_codec():

@@ -8,7 +8,7 @@ Rules:
 - The module of a command is imported when the command runs: a quarter of the time of a short one was the imports of
   all others.
 
-This module needs click, and rich on a terminal (pip install 'logcore[cli]'); __main__.py copes without them. Most
+This module needs click, and rich on a terminal (the extra `cli`); __main__.py copes without them. Most
 commands are in writing.py, reading.py, consuming.py, shipping.py, topics.py, groups.py, transactions.py and care.py.
 None knows a file format: inspect/ and log.py do.
 """

@@ -32,6 +32,7 @@ import numpy as np
 
 import logcore
 from logcore.cli.terminal import print_table, print_verdicts, size_text, time_text
+from logcore.distribution import install_command
 from logcore.errors import LogcoreError, MissingDependencyError
 
 PARTITION: Final = "flights-0"
@@ -98,7 +99,7 @@ def work(directory: str, rows: int | None) -> None:
 def run(directory: str | None, *, keep: bool, rows: int | None) -> bool:
     """The whole demo in a directory of its own; True when every check held."""
     if importlib.util.find_spec("pyarrow") is None:
-        raise MissingDependencyError("the demo needs pyarrow: pip install 'logcore[arrow]'")
+        raise MissingDependencyError(f"the demo needs pyarrow: {install_command('arrow')}")
     with contextlib.ExitStack() as stack:
         if directory is not None:
             os.makedirs(directory, exist_ok=True)

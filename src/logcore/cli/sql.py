@@ -22,6 +22,7 @@ import click
 import logcore
 from logcore.cli.program import fail, full_option, json_option
 from logcore.cli.terminal import Lines, print_table, to_json, wants_json
+from logcore.distribution import install_command
 from logcore.errors import MissingDependencyError
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def _duckdb() -> Any:
         import duckdb
         import pyarrow  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError as error:
-        raise MissingDependencyError("sql needs duckdb and pyarrow: pip install 'logcore[sql]'") from error
+        raise MissingDependencyError(f"sql needs duckdb and pyarrow: {install_command('sql')}") from error
     return duckdb
 
 

@@ -22,6 +22,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from logcore.distribution import install_command
 from logcore.errors import InvalidConfigError, InvalidRecordError, InvalidTimestampError, MissingDependencyError
 from logcore.kernels import Record, kernel, layout
 
@@ -314,7 +315,7 @@ def _pyarrow() -> Any:
     try:
         import pyarrow
     except ImportError as error:
-        raise MissingDependencyError("Arrow needs pyarrow: pip install 'logcore[arrow]'") from error
+        raise MissingDependencyError(f"Arrow needs pyarrow: {install_command('arrow')}") from error
     return pyarrow
 
 

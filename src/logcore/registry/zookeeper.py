@@ -22,6 +22,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any, Final
 from urllib.parse import unquote
 
+from logcore.distribution import install_command
 from logcore.errors import (
     BadVersionError,
     InvalidNodeError,
@@ -48,7 +49,7 @@ def connect(hosts: str, *, session_timeout_ms: int = 10_000, connect_timeout_ms:
     try:
         from kazoo.client import KazooClient
     except ModuleNotFoundError as error:
-        raise MissingDependencyError("a registry on ZooKeeper needs kazoo; install logcore[zookeeper]") from error
+        raise MissingDependencyError(f"a registry on ZooKeeper needs kazoo: {install_command('zookeeper')}") from error
     from kazoo.handlers.threading import KazooTimeoutError
 
     servers, _, below = hosts.partition("/")

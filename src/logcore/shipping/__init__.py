@@ -1,6 +1,6 @@
 """Ships local logs to a Kafka cluster, and mirrors topics of one into a local log; see docs/shipping.md.
 
-The client of the cluster is confluent-kafka: pip install 'logcore[forward]'.
+The client of the cluster is confluent-kafka: pip install 'logcore-db[forward]'.
 """
 
 from logcore.shipping.forwarder import Forwarder

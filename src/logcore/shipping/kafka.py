@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
+from logcore.distribution import install_command
 from logcore.errors import (
     InvalidConfigError,
     LogcoreError,
@@ -98,7 +99,7 @@ def _client() -> Any:
         import confluent_kafka
     except ImportError:
         raise MissingDependencyError(
-            "shipping to or from a Kafka cluster needs confluent-kafka: pip install 'logcore[forward]'"
+            f"shipping to or from a Kafka cluster needs confluent-kafka: {install_command('forward')}"
         ) from None
     return confluent_kafka
 

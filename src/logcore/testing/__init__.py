@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from logcore.distribution import install_command
 from logcore.errors import MissingDependencyError
 from logcore.testing.disk import CrashState, SimulatedCrash, SimulatedDisk
 from logcore.testing.explore import CrashTestError, Explorer, Report, explore
@@ -55,4 +56,4 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "hypothesis":
             raise
-        raise MissingDependencyError(f"logcore.testing.{name} needs hypothesis; install logcore[testing]") from error
+        raise MissingDependencyError(f"logcore.testing.{name} needs hypothesis: {install_command('testing')}") from error
