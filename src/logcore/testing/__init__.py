@@ -56,4 +56,6 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "hypothesis":
             raise
-        raise MissingDependencyError(f"logcore.testing.{name} needs hypothesis: {install_command('testing')}") from error
+        raise MissingDependencyError(
+            f"logcore.testing.{name} needs hypothesis: {install_command('testing')}"
+        ) from error
