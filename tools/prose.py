@@ -1,11 +1,11 @@
 """Check the prose of docstrings, comments, error texts and pages against a list of habits that slow readers down.
 
     python tools/prose.py             compare each file with its limit in tools/prose_limits.txt
-    python tools/prose.py --update    lower the limits to the present counts, and drop files that are gone
+    python tools/prose.py --update    lower the limits to the present counts, and drop deleted files
     python tools/prose.py --show FILE...   print each hit with its line
 
 A file may only improve: more hits than its limit is an error, and so is a limit that is too high. A file without a
-limit may have none. CONTRIBUTING.md says how the prose should read; a hit is a candidate, and a file without hits can
+limit may have none. CONTRIBUTING.md describes the style; a hit is a candidate, and a file without hits can
 still be hard to read.
 """
 
@@ -34,10 +34,10 @@ CHECKED: Final = (
     "CONTRIBUTING.md",
     "SECURITY.md",
 )
-#: A string constant with as many words is taken for an error text, a log line or help.
+#: A string constant with as many words counts as an error text, a log line or help.
 TEXT_WORDS: Final = 4
 
-#: Name of a habit, and what to write instead, with the pattern that finds it.
+#: Name of a habit with its replacement, and the pattern that finds it.
 HABITS: Final = {
     "what-clause: name the noun": r"\b[Ww]hat (?:is|was|are|were|has|have|had|it|they|no|not|to|may|must|can|came|"
     r"comes|stands?|lies|others?|another|each|its|this|that|opening|reading|users?|readers?|writers?|Kafka|somebody|"

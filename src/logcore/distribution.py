@@ -1,4 +1,4 @@
-"""The distribution that contains this library, for error texts that say what to install.
+"""The distribution that contains this library, for error texts with an install command.
 
 The import names are logcore, netshim and pyspark_logcore. The name `logcore` on PyPI belongs to an unrelated logging
 library, so the distribution has another name.

@@ -5,8 +5,8 @@ ids. A wall clock that is set ahead by mistake would otherwise delete records th
 
     the wall clock                                            trusted time
     agrees with the last trusted reading and the time since   the wall clock
-    is more than an hour ahead or behind                      goes on from the last trusted reading, never above the
-                                                              wall clock
+    is more than an hour early or late                        continues from the last trusted reading, never above
+                                                              the wall clock
     has been so for 24 hours, without moving back             the wall clock again
 
 Rules:
@@ -113,7 +113,7 @@ class TrustedClock:
     def save(self, *, max_age_ms: int = _SAVE_MS) -> None:
         """Keep the last trusted reading on disk, unless it has one that is younger than max_age_ms.
 
-        To be called before something is deleted by age, and when the directory is closed.
+        Callers: deletion by age, before it deletes anything, and closing the directory.
         """
         with self._lock:
             trust = self._trust

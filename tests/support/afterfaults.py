@@ -1,10 +1,10 @@
 """One call of the disk fails in the middle of a program, and the program continues.
 
-A story prepares a disk, then works on it while one call fails, tries again as its error asks, and lists what was
-acknowledged. Afterwards the disk works again, or its power is cut. `judge` opens each disk and compares.
+A story prepares a disk, then works on it while one call fails, tries again as the error asks, and records each
+acknowledgement. Afterwards the disk works again, or its power is cut. `judge` opens each disk and compares.
 
-A program may see errors of the library's own tree only. Whatever was acknowledged is there once and in order; a value
-whose append failed is there at most once for each attempt; nothing else is there.
+A program may see errors of the library's own tree only. The log then contains every acknowledged value, in order, a
+value whose append failed at most once for each attempt, and no other value.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from logcore.testing.processes import Chances, Machine
 
 #: Errors that a disk or a system may answer with: a defect, no room, no quota, no descriptors, no memory.
 ERRNOS: Final = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENOMEM)
-#: How often a program tries one step: the first attempt meets the fault, the second what the fault left.
+#: How often a program tries one step: the first attempt meets the fault, the second its consequences.
 ATTEMPTS: Final = 4
 
 
 @attrs.define
 class Ledger:
-    """What a program tried to append to each partition, and what was acknowledged."""
+    """The values that a program tried to append to each partition, and the acknowledged ones."""
 
     tried: dict[str, list[bytes]] = attrs.Factory(dict)
     acked: dict[str, list[bytes]] = attrs.Factory(dict)
@@ -92,7 +92,7 @@ def persist(work: Callable[[], object], repair: Callable[[], object] = lambda: N
 
 
 class BusyDisk(SimulatedDisk):
-    """A disk on which time passes while programs wait: each look at the monotonic clock takes 100 ms."""
+    """A disk on which time passes while programs wait: each reading of the monotonic clock takes 100 ms."""
 
     def monotonic_ms(self) -> int:
         self.advance(100)
@@ -167,7 +167,7 @@ def explore(make: Callable[[], Story], *, step: int, crashes: int, first: int = 
 def explore_two_processes(make: Callable[[], Story], *, step: int, crashes: int, first: int = 0) -> int:
     """Like explore(), with two processes that share the directory and run a story each; one call of either fails.
 
-    Each process judges what it was told itself, so the stories write to the same partitions in any order.
+    Each story judges its own acknowledgements, so the processes write to the same partitions in any order.
     """
     judged = 0
     for fault in faults(_calls_of_two(make), step=step, first=first):

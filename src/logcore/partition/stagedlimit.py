@@ -3,8 +3,8 @@
 Rules:
 - A staged write becomes visible in all of its partitions in one step: when the state file of its application names its
   version. Until then readers stop at the offset where its records begin in each partition.
-- The manifest with these offsets is on disk before the first record is placed. So a reader that looks here after it has
-  seen the size of a segment never shows a record too early.
+- The manifest with these offsets is on disk before the first record is placed. So a reader that checks the limit after
+  it has read the size of a segment never shows a record too early.
 - A crash changes nothing of this: the limit holds until the next writer has finished the write.
 - A manifest or state file that is damaged sets no limit. The next writer sets such a manifest aside.
 
