@@ -1,12 +1,16 @@
-"""The files of a log that is only read: its segments, where it begins, how far it reaches.
+"""The files of a log that is open for reading only: its segments, start and end.
 
 Rules:
-- A look writes nothing and locks no file. A writer may append, roll, delete, compact and truncate meanwhile.
-- A Segment, with all that was read of it, is kept as long as the file of its name is the same.
-- The size of the last segment is read before the end that the writer has shown: unsynced bytes are never shown.
-- A log whose files end below its recovery point keeps that end, so that reading meets an error there and not an end.
+- This module writes nothing and locks no file. A writer may append, roll, delete,
+  compact and truncate concurrently.
+- A Segment object, with all data cached in it, is kept while its file is the same.
+- The size of the last segment is read before the end that the writer published, so
+  that unsynced bytes are never visible.
+- A log whose files end below its recovery point keeps the recovery point as its end.
+  Reading there then raises an error, instead of reaching the end of the log.
 
-Called under the locks that state.py names. A log that is open for writing has a look, and never uses it.
+Callers hold the locks that state.py names. A writable log also creates a FileLook, but
+never uses it.
 """
 
 from __future__ import annotations
@@ -25,16 +29,12 @@ from logcore.partition.stagedlimit import StagedLimit
 from logcore.partition.state import PartitionState
 from logcore.segment import GrowingSegment, PiecedSegment, Segment
 
-#: How often a reader looks again when files vanish between listing and opening them.
+#: Maximum number of attempts when files vanish between listing and opening them.
 _LOOKS: Final = 100
 
 
 class FileLook:
-    """Fills the fields of a log with what its files say.
-
-    is_end_noted: whether a writer says up to where it was on disk. replacements: how often the last segment was found
-    to be another file.
-    """
+    """Refreshes the state of a log from its files."""
 
     def __init__(self, fs: FS, path: str, state: PartitionState) -> None:
         self._fs = fs
@@ -42,19 +42,29 @@ class FileLook:
         self._state = state
         self._noted = NotedOffsets(fs, path)
         self._staged = StagedLimit(fs, path)
-        self._listed_ms = -1  # when names in the directory had last changed, as the segments were listed
-        self._has_shown_end = True  # whether a writer says up to where readers may read, at the last look
+        # The directory's modification time when the segments were listed; -1 if
+        # unknown.
+        self._listed_ms = -1
+        # Whether a visible end file existed at the last refresh.
+        self._has_shown_end = True
+        #: Whether a writer recorded the durable end of this log.
         self.is_end_noted = False
+        #: How often the last segment was found to be another file.
         self.replacements = 0
 
     def again(self) -> None:
-        """Takes in what has changed. Raises LogNotFoundError when the directory is gone."""
+        """Refresh the segments and the end from the files.
+
+        Raises:
+            LogNotFoundError: the directory was deleted.
+        """
         try:
             is_same = self._fs.modified_ms(self._path) == self._listed_ms
         except FileNotFoundError:
             raise LogNotFoundError("the partition directory is gone", path=self._path) from None
-        # No name in the directory has changed, and the last file is the same: only its end may have moved. Listing
-        # thousands of segments for each look would cost too much.
+        # If no name in the directory has changed and the last file is the same, only
+        # the end may have moved. Listing thousands of segments each time would cost too
+        # much.
         if is_same and all(segment.is_current() for segment in self._state.segments[-1:]):
             self._refresh_end(has_same_names=True)
             self._miss_end()
@@ -62,13 +72,14 @@ class FileLook:
             self.list_segments()
 
     def list_segments(self) -> None:
-        """Takes the present files as the log, keeping what is known of segments that are still there."""
+        """Read the list of segments, and keep the objects of unchanged files."""
         for attempt in itertools.count(1):
             try:
                 changed_ms = self._fs.modified_ms(self._path)
                 self._state.segments = self._look_for_segments()
-                # A compaction may put other files under the same names. What changes twice in so short a time may
-                # have the same time, so a look that soon after is not relied on.
+                # A compaction may put other files under the same names. Two changes
+                # within SETTLING_MS may have the same time, so a listing so soon after
+                # a change is not reused.
                 is_settled = changed_ms < self._fs.now_ms() - SETTLING_MS
                 if is_settled:
                     self._listed_ms = changed_ms
@@ -76,16 +87,22 @@ class FileLook:
                     self._listed_ms = -1
                 break
             except FileNotFoundError:
-                # A writer rolls and deletes while we look, so a file may be gone when it is opened: look again.
+                # A writer rolls and deletes concurrently, so a file may be missing when
+                # it is opened. Try again.
                 if attempt == _LOOKS:
                     raise LogNotFoundError("the files of the partition keep vanishing", path=self._path) from None
         self._refresh_end()
         self._miss_end()
 
     def _miss_end(self) -> None:
-        """If the files end below the recovery point, moves the end up to it, so that reading there meets an error and
-        not the end of the log. Looks twice, because the writer may have appended, rolled or truncated since. Raises
-        CorruptLogError when there are no segments at all.
+        """Raise the end to the recovery point if the files end below it.
+
+        Reading there then raises an error, instead of reaching the end of the log. The
+        check runs twice, because the writer may have appended, rolled or truncated
+        since the files were listed.
+
+        Raises:
+            CorruptLogError: the log has no segments at all.
         """
         known = 0
         for _ in range(2):
@@ -94,7 +111,8 @@ class FileLook:
                 return
             if list_bases(self._fs, self._path)[-1:] != [one.base_offset for one in self._state.segments[-1:]]:
                 return
-            if not all(one.is_current() for one in self._state.segments[-1:]):  # a truncation has put another one there
+            # A truncation may have put another file there.
+            if not all(one.is_current() for one in self._state.segments[-1:]):
                 return
             self._refresh_end()
         if not self._state.segments:
@@ -108,10 +126,12 @@ class FileLook:
         swapped = self._look_for_swaps(bases, names)
         again = list_names(self._fs, self._path)
         if {name for name in again if LOG in name} != {name for name in names if LOG in name}:
-            raise FileNotFoundError(self._path)  # a listing in the middle of renaming may lack a segment: look again
+            # A listing during a rename may lack a segment. Try again.
+            raise FileNotFoundError(self._path)
         if swapped:
             bases = [base for base in bases if not any(one.base_offset <= base < end for one, end in swapped)]
-        # A truncation puts another file under an old name; what is known of the old one does not hold for it.
+        # A truncation puts another file under an old name; cached data of the old file
+        # is then invalid.
         known = {segment.base_offset: segment for segment in self._state.segments if segment.is_current()}
         segments: list[Segment] = []
         for base in bases[:-1]:
@@ -128,16 +148,17 @@ class FileLook:
             segments.insert(slot_of(segments, one.base_offset) + 1, one)
         if len(known) < len(self._state.segments):
             self._state.transactions = None
-        # Another file under the last name, or no such name any more: a truncation, or the writer has recovered.
+        # The last name has another file, or no file: a truncation or a recovery.
         if self._state.segments and self._state.segments[-1].base_offset not in known:
             self.replacements += 1
         return segments
 
     def _look_for_swaps(self, bases: list[int], names: list[str]) -> list[tuple[Segment, int]]:
-        """New segments that a compaction is about to give their names, and the offset each reaches.
+        """Return the segments that a compaction is about to rename, with their ends.
 
-        From the moment when the first of the old segments is out of the way, the new one is the log: for the
-        milliseconds that it takes, or until the log is opened for writing after a crash.
+        The new segment is part of the log once the first of the old segments has been
+        moved away. This lasts for the milliseconds of the renames or, after a crash,
+        until the log is opened for writing.
         """
         swaps = (base_offset_of(name, LOG + SWAP) for name in names if name.endswith(SWAP))
         found = sorted(base for base in swaps if base is not None and base not in bases)
@@ -145,20 +166,27 @@ class FileLook:
         return [(one, max(one.next_offset(), one.base_offset + 1)) for one in segments]
 
     def _noted_start(self) -> int:
-        """Where the log begins by what is noted: below the first segment where segments are missing."""
+        """Return the log start by the metadata.
+
+        It is below the first segment if segments were lost.
+        """
         start = self.noted(checkpoint.LOG_START)
         if not self._state.segments or self._state.segments[0].base_offset <= start:
             return start
         return begin(self._fs, self._path, self._state.segments[0].base_offset)
 
     def noted(self, name: str) -> int:
-        """What an offset checkpoint of the log directory says of this partition; 0 when nothing."""
+        """Return this partition's offset in a checkpoint of the log directory, or 0."""
         return self._noted.get(name)
 
     def _refresh_end(self, *, has_same_names: bool = False) -> None:
-        """Looks where the log begins and how far the files reach now. has_same_names: as at the last look."""
+        """Refresh the start and the end of the log from the files.
+
+        `has_same_names`: no name in the directory has changed since the last refresh.
+        """
         self._state.log_start = self._noted_start()
-        # Of what is being deleted there may be any part, with gaps in between.
+        # Segments below the start are being deleted. Some may already be deleted, so that
+        # there are gaps between the remaining ones.
         self._state.segments = self._state.segments[max(0, slot_of(self._state.segments, self._state.log_start)) :]
         if not self._state.segments:
             self._state.end = self._state.log_start
@@ -168,8 +196,8 @@ class FileLook:
         assert isinstance(last, GrowingSegment)
         last.refresh()
         self._state.end = max(self._state.log_start, last.next_offset())
-        # Read after the size: a writer makes this file before its first write, so if there were unsynced bytes, the
-        # file exists.
+        # Read after the size. A writer creates this file before its first write, so if
+        # there were unsynced bytes, the file exists.
         shown = None
         if self._has_shown_end or not has_same_names:
             shown = checkpoint.read_shown_end(self._fs, self._path)
@@ -180,7 +208,8 @@ class FileLook:
             return
         limit = shown.offset
         is_replicated = shown.is_replicated
-        # Damaged: show only what was on disk, or in all copies, for sure; and what was shown before.
+        # The file is damaged. Show only records that were certainly durable (or in all
+        # copies), and the records that were visible before.
         if limit == -1:
             is_replicated = checkpoint.read_notes(self._fs, self._path).replicated
             limit = self._state.visible
@@ -188,17 +217,22 @@ class FileLook:
                 limit = max(limit, self.noted(checkpoint.HIGH_WATERMARK))
         low = self._state.log_start
         if not is_replicated:
-            # What lies before the last segment was on disk before that was made.
+            # All records below the last segment were synced before it was created.
             low = max(low, last.base_offset)
             if limit < self._state.end:
-                # Records below the recovery point are durable. The file may say less: closing a log removes the file
-                # without a sync, so a power cut may bring it back as it was last synced.
+                # Records below the recovery point are durable. The file may contain a
+                # lower
+                # offset: closing a log deletes the file without a sync, so a power cut
+                # may restore the last synced version.
                 limit = max(limit, self.noted(checkpoint.RECOVERY_POINT))
         self.is_end_noted = limit >= low
         self._show(max(low, min(self._state.end, limit)))
 
     def _show(self, end: int) -> None:
-        """Sets the visible end. Called after the size of the last segment was read; see stagedlimit.py for why."""
+        """Set the visible end, limited by a staged write.
+
+        Called after the size of the last segment was read; stagedlimit.py explains why.
+        """
         staged = self._staged.get()
         if staged is not None:
             end = max(self._state.log_start, min(end, staged))

@@ -1,10 +1,13 @@
-"""What is noted of a partition outside its segments: by checkpoints of a log directory, and by its own small files.
+"""Metadata stored for a partition outside its segments: in the log directory's
+checkpoint files and in the partition's own small files.
 
 Rules:
-- A note that is missing, or cannot be understood, counts as absent, as in checkpoint.py.
-- Notes tell that records exist up to an offset, never what is in them.
+- An entry that is missing or invalid counts as absent, as in checkpoint.py.
+- The metadata shows that records exist up to an offset. It never describes their
+  content.
 
-This module sees no batch. verify.py and salvage.py in inspect/ compare what they find in segments with it.
+This module reads no batches. verify.py and salvage.py in inspect/ compare the metadata
+with the segments.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from logcore.fs import FS
 from logcore.names import parse_partition_name
 from logcore.partition import gaps
 
-#: File systems tell the time of a change to 10 ms or better.
+#: File systems report modification times with a resolution of 10 ms or better.
 SETTLING_MS: Final = 50
 
 _T = TypeVar("_T")
@@ -30,28 +33,38 @@ _U = TypeVar("_U")
 
 
 class Noted(NamedTuple):
-    """Offsets are 0 where nothing is noted.
+    """The metadata of one partition. An offset is 0 if it is not stored."""
 
-    directory: the log directory whose checkpoints say log_start, recovery_point, high_watermark and cleaned_to.
-    is_listed: whether they know the partition, so that what they do not say was not so. durable_end, epoch_start (where
-    the first leader epoch begins, None if there are none) and notes: of the partition's own files. has_seals:
-    whether no other program has loaded the partition since its seals were checked.
-    """
+    #: The log directory whose checkpoints contain the next four offsets.
 
     directory: str
+    #: The first offset of the log.
     log_start: int
+    #: Records below this offset were synced.
     recovery_point: int
+    #: The offset up to which consumers could read.
     high_watermark: int
+    #: The offset up to which the log was compacted.
     cleaned_to: int
+    #: Whether the checkpoints cover the partition, so that a missing entry means 0.
     is_listed: bool
+    #: The durable end in the partition's own file.
     durable_end: int
+    #: The first offset of the first leader epoch, from the partition's own file; None
+    #: if there are no epochs.
     epoch_start: int | None
+    #: The content of the partition's own `logcore.policy` file.
     notes: checkpoint.Notes
+    #: Whether no other program has loaded the partition since its seals were checked.
     has_seals: bool
 
     @classmethod
     def read(cls, fs: FS, path: str, directory: str, key: Key | None) -> Noted:
-        """Of the partition at path, which the log directory knows as key; None where it can have no such name."""
+        """Read the metadata of the partition at `path`.
+
+        `key` is its name in the checkpoints of the log directory, or None if the
+        directory's name cannot be a partition's.
+        """
 
         def lines(name: str) -> dict[Key, int]:
             found = or_else({}, checkpoint.read_offsets, fs, directory, name)
@@ -66,7 +79,7 @@ class Noted(NamedTuple):
         shown: checkpoint.ShownEnd | None = or_else(None, checkpoint.read_shown_end, fs, path)
         durable_end = 0
         if shown is not None:
-            durable_end = max(0, shown.offset)  # -1 stands for a file that is damaged
+            durable_end = max(0, shown.offset)  # -1 means that the file is damaged
         return cls(
             directory=directory,
             log_start=max(starts.values(), default=0),
@@ -82,20 +95,21 @@ class Noted(NamedTuple):
 
     @property
     def gaps(self) -> gaps.Noted:
-        """Which gaps in the offsets are losses."""
+        """The metadata that decides which gaps in the offsets are losses."""
         return gaps.Noted.of(self.notes.dense_from, self.cleaned_to, self.has_seals)
 
     @property
     def end(self) -> int:
-        """Up to here offsets were given out and shown, or were on disk."""
+        """The offset below which records were assigned and visible, or were durable."""
         return max(self.recovery_point, self.high_watermark, self.durable_end)
 
     def begin(self, first_base: int) -> int:
-        """Where a log begins whose first segment begins at first_base: below that if segments are missing that were
-        not deleted.
+        """Return the start of a log whose first segment begins at `first_base`.
 
-        What deletes from the front notes the new start first: this library in the checkpoint; Kafka, which drops that
-        line when a segment begins there, in the epochs.
+        The result is below `first_base` if segments are missing that were not deleted.
+        A deletion at the front stores the new start before it deletes. This library
+        stores it in the checkpoint. Kafka stores it in the leader epochs, because Kafka
+        drops the checkpoint line when a segment begins at the start.
         """
         is_own = self.notes.dense_from < INT64_MAX  # this library wrote the log
         if is_own and self.is_listed and self.epoch_start is not None:
@@ -104,7 +118,7 @@ class Noted(NamedTuple):
 
 
 def is_understood(fs: FS, directory: str, name: str) -> bool:
-    """Whether an offset checkpoint does not exist, is empty, or can be understood."""
+    """Return whether an offset checkpoint is missing, empty or valid."""
     content = or_else(b"?", checkpoint.read, fs, directory, name)
     lines = (content or b"").split()
     if lines in ([], [b"0", b"0"]):  # no file, an empty one, or version 0 with 0 entries
@@ -113,7 +127,10 @@ def is_understood(fs: FS, directory: str, name: str) -> bool:
 
 
 def or_else(otherwise: _U, call: Callable[..., _T], *arguments: Any) -> _T | _U:
-    """What a call returns, or something else where a file cannot be read or understood."""
+    """Return the result of `call`, or `otherwise` if it raises a LogcoreError.
+
+    That is the case if a file is unreadable or invalid.
+    """
     try:
         return call(*arguments)
     except LogcoreError:
@@ -121,7 +138,7 @@ def or_else(otherwise: _U, call: Callable[..., _T], *arguments: Any) -> _T | _U:
 
 
 def noted_offset(fs: FS, path: str, name: str) -> int:
-    """What an offset checkpoint of the log directory says of the partition at path; 0 when nothing."""
+    """Return the partition's offset in a checkpoint of the log directory, or 0."""
     with contextlib.suppress(InvalidNameError):
         parent, partition = os.path.split(fs.real_path(path))
         return checkpoint.read_offsets(fs, parent, name).get(parse_partition_name(partition), 0)
@@ -129,19 +146,27 @@ def noted_offset(fs: FS, path: str, name: str) -> int:
 
 
 class NotedOffsets:
-    """What offset checkpoints of the log directory say of one partition, for a reader that asks again and again: a file
-    is read when it was replaced since. Replacing one changes the time of the directory, which is checked first.
+    """The offsets of one partition in the checkpoints, cached for repeated reads.
+
+    A file is read again only after it was replaced. Replacing a file changes the
+    modification time of the log directory, which is checked first.
     """
 
     def __init__(self, fs: FS, path: str) -> None:
         self._fs = fs
         self._path = path
         self._parent = ""
-        self._known: dict[str, tuple[tuple[object, ...], int]] = {}  # by name: the file as it was, and what it says
-        self._fresh: dict[str, tuple[int, int]] = {}  # by name: the directory's time, and what the file said then
+        # By checkpoint name: the file's identity and time, and the offset in it.
+        self._known: dict[str, tuple[tuple[object, ...], int]] = {}
+        # By checkpoint name: the directory's time, and the offset at that time.
+        self._fresh: dict[str, tuple[int, int]] = {}
 
     def get(self, name: str) -> int:
-        """0 when nothing is noted. Raises StorageReadError."""
+        """Return the offset in the checkpoint `name`, or 0 if there is none.
+
+        Raises:
+            StorageReadError: the checkpoint cannot be read.
+        """
         if not self._parent:
             self._parent = os.path.dirname(self._fs.real_path(self._path))
         try:
@@ -152,7 +177,7 @@ class NotedOffsets:
         if fresh is not None and fresh[0] == changed_ms:
             return fresh[1]
         offset = self._look(name)
-        # Names that change twice in so short a time may leave the same time.
+        # Two changes within SETTLING_MS may leave the same time.
         if changed_ms < self._fs.now_ms() - SETTLING_MS:
             self._fresh[name] = changed_ms, offset
         return offset
@@ -168,21 +193,21 @@ class NotedOffsets:
         if known is not None and known[0] == stamp:
             return known[1]
         offset = noted_offset(self._fs, self._path, name)
-        # A file that is replaced twice in so short a time may have the same number and the same time.
+        # A file replaced twice within SETTLING_MS may have the same number and time.
         if changed_ms < self._fs.now_ms() - SETTLING_MS:
             self._known[name] = stamp, offset
         return offset
 
 
 def noted_gaps(fs: FS, path: str) -> gaps.Noted:
-    """What is noted now of the gaps of the partition at path."""
+    """Read the metadata that decides which gaps of a partition are losses."""
     notes = checkpoint.read_notes(fs, path)
     has_seals = fs.exists(os.path.join(path, checkpoint.SEALS_HOLD))
     return gaps.Noted.of(notes.dense_from, noted_offset(fs, path, checkpoint.CLEANER), has_seals)
 
 
 def begin(fs: FS, path: str, first_base: int) -> int:
-    """Where the log of a partition begins whose first segment begins at first_base, by what is noted of it."""
+    """Return the start of a log, by its metadata; see Noted.begin()."""
     parent, name = os.path.split(fs.real_path(path))
     key = None
     with contextlib.suppress(InvalidNameError):

@@ -1,14 +1,17 @@
-"""From a directory to a log that may be written: finds the files, repairs what a crash left, and reports what the log
-holds.
+"""Opens a partition for writing: finds its files, repairs the damage of a crash, and
+returns a description of the log.
 
 Rules:
-- Nothing is served that is not on disk, and nothing is cut that was on disk; recovery.py decides which is which.
-- What notes and small files say of records that a crash took is removed, for later records will have their offsets.
-- The log is not half open at any time: open_partition() returns all of it, or raises and leaves what the next opening
-  needs.
+- All data that is served is durable, and durable data is never truncated. recovery.py
+  decides which data is durable.
+- If a crash removed records, the metadata and small files about them are removed too,
+  because later records will have the same offsets.
+- The log is never half open: open_partition() returns all of it, or raises and leaves
+  the files that the next opening needs.
 
-Steps: finish compactions, find the segments, read the notes, recover the end, remove leftovers, bring indexes, seals,
-snapshots and leader epochs in step with what is left. This module takes no lock and starts no writing; log.py does.
+Steps: finish compactions, find the segments, read the metadata, recover the end, remove
+leftovers, and update indexes, seals, snapshots and leader epochs to match the remaining
+records. This module acquires no lock and starts no writing; log.py does.
 """
 
 from __future__ import annotations
@@ -51,77 +54,83 @@ from logcore.segment import ActiveSegment, Segment
 
 @attrs.frozen(kw_only=True)
 class Place:
-    """Which partition is opened, and how.
-
-    path: of its directory, which lies in the log directory parent. is_clean: whether nothing in parent needs checking.
-    keeps_damage: open a damaged log too. is_shared: other processes may have the log open, and do nothing in it until
-    this is over. believed_end: up to there they have left it in order; None to look as after a crash.
-    """
+    """Which partition to open, and how."""
 
     fs: FS
+    #: The log directory.
     parent: str
+    #: The partition's directory, in `parent`.
     path: str
     key: Key
     checkpoints: OffsetCheckpoints
     config: LogConfig
     durability: Durability
+    #: Whether the log directory was closed cleanly, so that no file needs a check.
     is_clean: bool
+    #: Whether to open a damaged log too.
     keeps_damage: bool
     is_replicated: bool
+    #: Whether other processes may have the log open. They wait until this opening ends.
     is_shared: bool = False
+    #: The end up to which other processes left the log in order; None to run recovery.
     believed_end: int | None = None
 
     def checkpointed(self, name: str) -> int:
-        """The partition's entry in a file that all partitions of the directory share; 0 when there is none."""
+        """Return the partition's entry in a checkpoint of the log directory, or 0."""
         return self.checkpoints.get(name, self.key) or 0
 
 
 class Opened(NamedTuple):
-    """A log as opening has left it.
+    """A log after opening."""
 
-    segments: oldest first; the last is active. end: the log end offset; all below it is on disk. visible: the high
-    watermark. recovery_point: as it is noted, at most the end. notes: as the last writer left them. own_notes: those of
-    this writer, which replace them before it writes. left_below: base offsets below the log start, of which a crash in
-    a deletion left files. lost: the damage behind which nothing whole follows, so that no append is possible; else
-    None.
-    """
+    #: Oldest first. The last segment is the active one.
 
     segments: list[Segment]
     active: ActiveSegment
     files: SegmentFiles
     log_start: int
+    #: The log end offset. All records below it are durable.
     end: int
+    #: The high watermark.
     visible: int
+    #: The stored recovery point, but at most `end`.
     recovery_point: int
     epochs: list[epochs.Entry]
+    #: The partition metadata of the last writer.
     notes: Notes
+    #: The metadata of this writer, which replaces `notes` before the first write.
     own_notes: Notes
     gaps: gaps.Noted
+    #: Base offsets below the log start of which an interrupted deletion left files.
     left_below: list[int]
     report: recovery.RecoveryReport
+    #: The damage after which no valid batch follows, so that appends are impossible.
     lost: recovery.Damage | None
 
     @property
     def is_damaged_at_its_end(self) -> bool:
-        """Whether the active segment is damaged, so that no byte may be added to it."""
+        """Whether the active segment is damaged, so that it accepts no appends."""
         return any(one.path == self.active.path for one in self.report.damage)
 
 
 def open_partition(place: Place) -> Opened:
-    """Opens the partition at a place for writing; the caller holds the lock of its log directory.
+    """Open a partition for writing. The caller holds the lock of its log directory.
 
-    Raises CorruptLogError, StorageReadError, StorageWriteError, DiskFullError, ResourceError.
+    Raises:
+        CorruptLogError, StorageReadError, StorageWriteError, DiskFullError,
+        ResourceError.
     """
     fs = place.fs
-    # 1. Finish compactions: after this the segments in the directory are the log's.
+    # 1. Finish compactions. Afterwards, the segments in the directory form the log.
     names = sorted(list_names(fs, place.path))
     if any(name.endswith(SWAP) for name in names):
         recovery.finish_swaps(fs, place.path)
         names = sorted(list_names(fs, place.path))
     if checkpoint.TURN in names and not place.is_shared:
-        fs.unlink(os.path.join(place.path, checkpoint.TURN))  # a writer that is alone leaves no notes in it
-    # 2. Find the segments and the notes. Where other processes have left the log in order, all up to their end is
-    # believed, as what lies below a recovery point.
+        # A writer without other processes keeps no lock record.
+        fs.unlink(os.path.join(place.path, checkpoint.TURN))
+    # 2. Find the segments and the metadata. If other processes left the log in order,
+    # all data up to their end is trusted, like data below a recovery point.
     noted_point = place.checkpointed(checkpoint.RECOVERY_POINT)
     if place.believed_end is None:
         recovery_point = noted_point
@@ -129,35 +138,42 @@ def open_partition(place: Place) -> Opened:
         recovery_point = place.believed_end
     found = _find(place, names, recovery_point)
     notes = checkpoint.read_notes(fs, place.path)
-    # Kafka, which may have written since, does not touch our notes, but leaves a snapshot at each roll and close.
+    # Kafka may have written since. It does not change our metadata, but it leaves a
+    # snapshot at each roll and close.
     has_producers = not found.is_new and (notes.producers or any(name.endswith(SNAPSHOT) for name in names))
     is_sure = place.is_clean or place.believed_end is not None
     if found.is_new or not is_sure or notes.policy is None:
-        # A killed writer may have made files and directories and not their names durable, and Kafka does not always.
+        # A killed writer may have left names of files and directories that are not
+        # durable, and Kafka does not always sync names.
         fs.sync_dir(place.path)
         fs.sync_dir(place.parent)
     # 3. Recover the end.
     report = _recover(place, found, names, notes, recovery_point, has_producers)
     if report.cut_position is not None or report.damage:
         tell("recovery", WARNING, "%s", report)
-    # 4. Remove leftovers. In a shared log .cleaned files may be the work of another process that is compacting.
+    # 4. Remove leftovers. In a shared log, .cleaned files may belong to another process
+    # that is compacting.
     if place.believed_end is None:
         found.files.remove_leftovers([name for name in names if not (place.is_shared and name.endswith(CLEANED))])
     if recovery.FAILED_SYNC in names:
-        fs.unlink(os.path.join(place.path, recovery.FAILED_SYNC))  # all that is kept was brought to the disk
-    # Where damage is kept and nothing whole follows it, offsets up to the recovery point were given out all the same.
+        # All remaining data has been synced.
+        fs.unlink(os.path.join(place.path, recovery.FAILED_SYNC))
+    # If damage is kept and no valid batch follows it, offsets up to the recovery point
+    # were assigned nevertheless.
     lost = next((one for one in report.damage if one.next_offset is None), None)
     least_end = 0
     if lost is not None:
         least_end = recovery_point
     end = _end_of(place, found, least_end)
-    # 5. Bring in step with what is left: indexes, seals, snapshots, and below the leader epochs.
+    # 5. Update indexes, seals, snapshots and (below) leader epochs to the remaining
+    # records.
     has_producers |= found.active.has_producers or found.active.has_markers
     _write_active_indexes(place, found, end, was_cut=report.cut_position is not None)
     dense_from = 0
     if not found.is_new:
         dense_from = notes.dense_from
-    # Kafka removes SEALS_HOLD when it loads the partition. Then seals count only once those of other files are removed.
+    # Kafka removes SEALS_HOLD when it loads the partition. Seals are then valid only
+    # after the seals of replaced files are removed.
     has_seals = checkpoint.SEALS_HOLD in names
     if 0 < dense_from < order.NEVER and not has_seals:
         has_seals = seals.drop_stale(fs, place.path, found.segments[:-1])
@@ -182,32 +198,38 @@ def open_partition(place: Place) -> Opened:
 
 
 class _Found(NamedTuple):
-    """The segments of a partition, as files. is_new: there were none, and the first was made."""
+    """The segments of a partition, as files."""
 
     segments: list[Segment]  # recovery replaces those whose indexes it rebuilds
     active: ActiveSegment
     files: SegmentFiles
     log_start: int
     left_below: list[int]
+    #: Whether there were no segments, and the first one was created.
     is_new: bool
 
 
 def _find(place: Place, names: Sequence[str], recovery_point: int) -> _Found:
-    """Opens the segments of the log, or makes the first. Raises CorruptLogError when there should be some."""
+    """Open the segments of the log, or create the first one.
+
+    Raises:
+        CorruptLogError: there are no segments, although records existed.
+    """
     fs = place.fs
     bases = bases_in(names)
     log_start = place.checkpointed(checkpoint.LOG_START)
     is_new = not bases
     if is_new:
-        if recovery_point > log_start:  # records were on disk, and none were deleted: this is no new partition
+        # Records were durable, and none were deleted: this is not a new partition.
+        if recovery_point > log_start:
             raise segments_gone(place.path, recovery_point)
         bases = [log_start]
-    # A crash in the middle of a deletion may keep any of the names below the start, with gaps between them.
+    # A crash during a deletion may keep any of the names below the start, with gaps.
     bases = bases[max(0, bisect_right(bases, log_start) - 1) :]
     if bases[0] > log_start:
         log_start = begin(fs, place.path, bases[0])
-    # Files below the log start are left to the next retention: the checkpoint that calls them deleted may have come
-    # with other files.
+    # Files below the log start are left to the next retention, because the checkpoint
+    # that declares them deleted may belong to other files, as after a restore.
     low = file_name(bases[0], "")
     kinds = (*SEGMENT_FILES, SNAPSHOT)
     below = {base_offset_of(name, kind) for name in names if name[:20] < low for kind in kinds}
@@ -225,8 +247,8 @@ def _find(place: Place, names: Sequence[str], recovery_point: int) -> _Found:
 def _recover(
     place: Place, found: _Found, names: Sequence[str], notes: Notes, recovery_point: int, has_producers: bool
 ) -> recovery.RecoveryReport:
-    # After a crash the front of an index is good, and saves the walk over its batches. Of producers and transactions it
-    # says nothing: where there are any, all heads of the segment are walked.
+    # After a crash, the front of an index is valid and saves reading its batches. It
+    # does not cover producers and transactions. If there are any, all headers are read.
     indexes: recovery.IndexState = "fronts"
     if place.is_clean:
         indexes = "whole"
@@ -235,7 +257,7 @@ def _recover(
     successor = _successor(place, found.active, names)
     try:
         return _recover_once(place, found, notes, successor, recovery_point, indexes)
-    except DiskFullError:  # leftovers may hold the room that recovery needs
+    except DiskFullError:  # leftovers may occupy the space that recovery needs
         if not found.files.remove_leftovers(names):
             raise
         return _recover_once(place, found, notes, successor, recovery_point, indexes)
@@ -249,9 +271,13 @@ def _recover_once(
     recovery_point: int,
     indexes: recovery.IndexState,
 ) -> recovery.RecoveryReport:
-    """Checks what may not be on disk, and cuts the end of the active segment to what is whole.
+    """Check data that may not be durable, and truncate the active segment.
 
-    successor: of the active segment, when there has to be one. Raises CorruptLogError, unless damage is kept.
+    `successor` is the base offset of the segment that must follow the active one, if
+    any.
+
+    Raises:
+        CorruptLogError: there is damage, unless damage is kept.
     """
     fs = place.fs
     active = found.active
@@ -268,7 +294,7 @@ def _recover_once(
             dense_from=dense_from,
             indexes=indexes,
         )
-        # Inside the try: where damage is kept, this is damage too, and the log opens without what is gone.
+        # Inside the try: if damage is kept, the log opens without the missing segment.
         if successor is not None:
             raise CorruptLogError(
                 "the last segment was sealed, but the one that followed is gone",
@@ -281,20 +307,22 @@ def _recover_once(
         if not place.keeps_damage:
             raise
         report = recovery.look_past(active, error, recovery_point)
-    # After a crash these indexes may disagree with their batches, and once the recovery point has moved nothing
-    # would check them again.
+    # After a crash these indexes may disagree with their batches. Once the recovery
+    # point has moved, no later opening would check them.
     if indexes != "whole":
         _index_unsynced(place, found.segments, recovery_point, {one.path for one in damage})
     return attrs.evolve(report, damage=(*damage, *report.damage))
 
 
 def _successor(place: Place, last: ActiveSegment, names: Sequence[str]) -> int | None:
-    """The base offset of the segment that followed the last one, by its seal. A seal of another file is removed, before
-    the file changes.
+    """Return the base offset of the segment that followed the last one, by its seal.
+
+    A seal that belongs to another file is deleted before the segment changes.
     """
     if file_name(last.base_offset, SEAL) in names:
         seal = seals.read(place.fs, place.path, last.base_offset)
-        # A seal is removed before its successor is, so one that fits tells that the successor was lost.
+        # A seal is deleted before the segment after it. A seal that fits therefore
+        # proves that the successor was lost.
         if seal is not None and seal.is_of(last.size_bytes, place.fs.modified_ms(last.path)):
             return seal.next_base_offset
         place.fs.unlink(last.file(SEAL))
@@ -302,10 +330,11 @@ def _successor(place: Place, last: ActiveSegment, names: Sequence[str]) -> int |
 
 
 def _index_unsynced(place: Place, segments: list[Segment], recovery_point: int, damaged: Container[str]) -> None:
-    """Rebuilds the indexes of sealed segments above the recovery point.
+    """Rebuild the indexes of sealed segments above the recovery point.
 
-    After a crash of Kafka they may disagree with the batches, and nothing would check them again: the recovery point is
-    about to advance, and a clean close would mark the directory as sound.
+    After a crash of Kafka, they may disagree with the batches. No later opening would
+    check them: the recovery point is about to advance, and a clean close would mark the
+    directory as valid.
     """
     fs = place.fs
     found: Transactions | None = None
@@ -315,10 +344,11 @@ def _index_unsynced(place: Place, segments: list[Segment], recovery_point: int, 
             continue
         rebuilt = ActiveSegment(fs, place.path, segment.base_offset, place.config, create=False)
         try:
-            # A segment damaged below the recovery point keeps its indexes: they may lead past the damage.
+            # A segment damaged below the recovery point keeps its indexes, because they
+            # may lead past the damage.
             if not recovery.rebuild_sound(rebuilt, end):
                 continue
-            # The whole log is walked once, and only if a marker was found.
+            # The whole log is read once, and only if a marker was found.
             if rebuilt.has_markers and found is None:
                 found = transactions.walked(segments)
             if found is None:
@@ -326,18 +356,22 @@ def _index_unsynced(place: Place, segments: list[Segment], recovery_point: int, 
             else:
                 rebuilt.set_aborted(found.entries_between(rebuilt.base_offset, end))
             segments[slot] = rebuilt.seal()
-        except (CorruptBatchError, InvalidRecordError):  # which transactions were aborted cannot be determined
+        except (CorruptBatchError, InvalidRecordError):  # its transactions are unknown
             continue
         except (DiskFullError, ResourceError):  # Kafka rebuilds indexes that do not exist
             for suffix in INDEXES:
                 with contextlib.suppress(FileNotFoundError):
                     fs.unlink(segment.file(suffix))
             segments[slot] = Segment(fs, place.path, segment.base_offset)
-        fs.sync_dir(place.path)  # removed names are gone before the recovery point advances
+        fs.sync_dir(place.path)  # durable before the recovery point advances
 
 
 def _end_of(place: Place, found: _Found, least: int) -> int:
-    """The log end offset, at least what is known to have been given out."""
+    """Return the log end offset, which is at least `least`.
+
+    Raises:
+        CorruptLogError: the end is below the log start.
+    """
     end = max(found.active.last_offset + 1, found.active.base_offset, least)
     if found.log_start > end:
         raise CorruptLogError(
@@ -350,23 +384,27 @@ def _end_of(place: Place, found: _Found, least: int) -> int:
 
 
 def _write_active_indexes(place: Place, found: _Found, end: int, *, was_cut: bool) -> None:
-    """Brings the indexes of the active segment in step with what recovery has left of it."""
+    """Update the indexes of the active segment to the batches that recovery kept."""
     active = found.active
     if active.is_resumed and not active.resume_aborted(end, is_whole=place.is_clean):
-        recovery.rebuild(active)  # the other indexes say nothing of markers
+        recovery.rebuild(active)  # the other indexes do not contain markers
     if not active.is_resumed:
         transactions.index_aborted(active, found.segments)
-    # A log opens on a full disk too, so that something can be deleted from it; close() tries again. Entries that a file
-    # has beyond these may stay after a clean close, but not after a cut: they would be wrong about the next batches.
+    # A log opens on a full disk too, so that records can be deleted from it; close()
+    # tries again. After a clean close, additional entries in the file may be kept.
+    # After a truncation they may not: they would be wrong for the next batches.
     with contextlib.suppress(DiskFullError, ResourceError):
         active.write_indexes(whole=True, keeps_rest=place.is_clean and not was_cut)
 
 
 def _high_watermark(place: Place, found: _Found, notes: Notes, end: int) -> int:
-    """Where the high watermark begins: at the end for a log without copies, of which all was shown. Else where it was,
-    as far as is known: what a killed writer has shown must stay visible.
+    """Return the high watermark after opening.
+
+    For a log without copies, this is the end, because all records were visible. For a
+    replicated log, it is the last known high watermark, because records that a killed
+    writer has made visible must remain visible.
     """
-    # Also for a log that this library wrote without copies until now.
+    # This also covers a log that was written without copies until now.
     if not place.is_replicated or (notes.policy is not None and not notes.replicated):
         return end
     noted = place.checkpointed(checkpoint.HIGH_WATERMARK)
@@ -374,15 +412,19 @@ def _high_watermark(place: Place, found: _Found, notes: Notes, end: int) -> int:
     if shown is not None and shown.is_replicated:
         noted = max(noted, shown.offset)
     if noted <= found.log_start:
-        # What was deleted lay below it, and it is where a batch ends.
+        # The deleted records were below the high watermark, which is the end of a
+        # batch.
         _, noted = batch_around(found.segments, found.log_start)
     return min(end, noted)
 
 
 def _epochs_below(place: Place, found: _Found, end: int) -> list[epochs.Entry]:
-    """The leader epochs of what is left. An entry above the end would apply to later records once they get there."""
+    """Return the leader epochs of the remaining records; store them if they changed.
+
+    An entry above the end is dropped, because it would apply to later records.
+    """
     known = checkpoint.read_epochs(place.fs, place.path)
-    # Without a file, or with none that can be understood, the batches say which leader wrote them.
+    # Without a valid file, the leader epochs are taken from the batches.
     cut = epochs.cut_end(known, end) or epochs.walked(found.segments, found.log_start)
     kept = epochs.truncate_start(cut, found.log_start)
     if cut != known or len(kept) != len(cut):

@@ -1,15 +1,19 @@
-"""What to do about the end of a log after a crash: look, decide, act.
+"""Recovery of the end of a log after a crash: collect facts, decide, act.
 
 Rules (docs/format.md, "What opening believes"):
-- Damage below the recovery point is damage to data that was on disk: an error, never a cut.
-- Above it, a torn tail is what crashes leave. It is cut to the last whole batch; what is cut is first copied beside the
-  segment unless it is all zeros, and reported.
+- Damage below the recovery point is damage to durable data. It is an error, and
+  recovery never truncates there.
+- A torn tail above the recovery point is the normal result of a crash. Recovery
+  truncates it after the last valid batch and reports it. The removed bytes are first
+  copied to a file beside the segment, unless they are all zeros.
 - A failing disk is not damage: a read error ends the opening and changes nothing.
-- Everything kept is on disk before it is served: a killed process leaves data that is only in the page cache.
-- What was on disk is not read: the indexes say where it ends, and the batch they point at must confirm it.
+- All kept data is synced before it is served, because a killed process leaves data that
+  is only in the page cache.
+- Durable data is not read again. The indexes give its end, and the batch that they
+  point to must confirm it.
 
-`decide` is pure and knows only TailFacts. This module handles the active segment; sealed ones were synced when they
-were sealed and are believed until they are read.
+`decide` is a pure function of TailFacts. This module handles the active segment. Sealed
+segments were synced when they were sealed, and are trusted until they are read.
 """
 
 from __future__ import annotations
@@ -43,17 +47,19 @@ from logcore.partition.gaps import front_missing
 from logcore.partition.order import Fault, end_of, first_fault, in_order, reach
 from logcore.segment import ActiveSegment, Segment
 
-#: What the files of indexes are worth: they lack nothing, a crash may have cut each of them, or they are of no use.
+#: State of the index files: complete, possibly truncated by a crash, or unusable.
 IndexState = Literal["whole", "fronts", "none"]
 
-#: A file that exists from a failed sync until an opening has rewritten the log.
+#: A file that exists from a failed sync until a later opening has rewritten the log.
 FAILED_SYNC: Final = "logcore.unsynced"
-#: How far behind damage recovery looks for a whole batch, and how much it reads at once.
+#: How far after damage recovery searches for a valid batch, and the size of one read.
 _SEARCH_BYTES = 64 << 20
 _CHUNK_BYTES = 1 << 20
 
 
 class Action(enum.Enum):
+    """The possible actions on the tail of the active segment."""
+
     KEEP = "keep"
     CUT = "cut"
     QUARANTINE_AND_CUT = "quarantine and cut"
@@ -61,33 +67,35 @@ class Action(enum.Enum):
 
 
 class TailFacts(NamedTuple):
-    """What was found behind the last good batch of the active segment.
+    """The state of the active segment after its last valid batch."""
 
-    bad_position: where it stops being good, None if it does not. recovery_position: below it all was on disk.
-    only_zeros: nothing but zero bytes follow. next_batch_bytes: distance to a later batch that is whole and fits in
-    order, None when none was found. policy: how the last writer promised durability.
-    """
+    #: The position of the first invalid byte, or None if all batches are valid.
 
     bad_position: int | None
+    #: All bytes below this position were durable.
     recovery_position: int
+    #: Whether only zero bytes follow.
     only_zeros: bool
+    #: The distance to a later valid batch in order, or None if none was found.
     next_batch_bytes: int | None
+    #: The durability policy of the last writer.
     policy: Durability
 
 
 def decide(facts: TailFacts) -> Action:
-    """The decision table for the tail of the active segment."""
+    """Return the action for the tail of the active segment, by a decision table."""
     if facts.bad_position is None:
         return Action.KEEP
     if facts.bad_position < facts.recovery_position:
         return Action.FAIL
-    # A file that grew before its data was written: no record is in it, so nothing is worth a copy.
+    # The file grew before its data was written. It contains no record to copy.
     if facts.only_zeros:
         return Action.CUT
     if facts.next_batch_bytes is None:
         return Action.QUARANTINE_AND_CUT
-    # A later batch made it to disk and this one did not. Under a policy that lets several batches wait for one sync a
-    # crash does that; where no two unsynced batches can be that far apart, acknowledged data was damaged.
+    # A later batch reached the disk and this one did not. A crash can cause that under
+    # a policy in which several batches wait for one sync. If two unsynced batches
+    # cannot be that far apart, acknowledged data was damaged.
     if facts.policy.kind == "always" or (
         facts.policy.kind == "group" and facts.next_batch_bytes > facts.policy.max_bytes
     ):
@@ -97,15 +105,18 @@ def decide(facts: TailFacts) -> Action:
 
 @attrs.frozen
 class Damage:
-    """What was on disk and is lost, in a log that was opened with on_corruption="quarantine".
+    """Durable data that is lost, in a log opened with on_corruption="quarantine".
 
-    Reading the offsets from first_offset to next_offset raises CorruptBatchError or CorruptLogError, behind them the
-    log goes on. next_offset is None where nothing whole follows: such a log takes no appends.
+    Reading offsets from `first_offset` up to `next_offset` raises CorruptBatchError or
+    CorruptLogError. The log continues at `next_offset`.
     """
 
+    #: The damaged file.
     path: str
+    #: The position of the damage in the file.
     position: int
     first_offset: int
+    #: None if no valid batch follows. Such a log accepts no appends.
     next_offset: int | None
     reason: str
 
@@ -120,7 +131,10 @@ class Damage:
 
 @attrs.frozen
 class RecoveryReport:
-    """What opening found and did. Offsets are of the log; sizes and positions are bytes of the file at path."""
+    """The findings and actions of recovery.
+
+    Offsets are offsets of the log. Sizes and positions are bytes of the file at `path`.
+    """
 
     path: str
     checked_bytes: int
@@ -150,28 +164,36 @@ def recover(
     dense_from: int,
     indexes: IndexState,
 ) -> RecoveryReport:
-    """Checks the active segment and mends its tail: heads from an index entry below the recovery point on, and CRCs
-    from that point on.
+    """Check the active segment and repair its tail.
 
-    policy: what the last writer noted, None when Kafka wrote the log. dense_from: from this offset on there are no
-    gaps. Kafka may leave some (a follower, a truncation inside a batch), and so does compaction; this library appends
-    without.
-    indexes: without them all heads are walked, and tell of producers and markers.
+    Batch headers are checked from an index entry below the recovery point, and CRCs
+    from the recovery point. Afterwards the file ends with a valid batch, its indexes
+    are correct in memory, and all of the file is durable.
 
-    Afterwards the file ends with a whole batch, its indexes are right in memory, and all of it is on disk. Raises
-    CorruptLogError where the damage cannot be what a crash left, with nothing changed (and look_past() goes on from
-    there); StorageReadError and StorageWriteError when the disk fails.
+    `policy` is the durability policy of the last writer; None if Kafka wrote the log.
+    `dense_from` is the offset from which the log has no gaps. Kafka may leave gaps (in
+    a follower, or after a truncation inside a batch), and so does compaction. Appends
+    of this library leave none. `indexes` is the state of the index files. With "none",
+    all headers are read, and the producers and markers are taken from them.
+
+    Raises:
+        CorruptLogError: a crash cannot have caused the damage. The files are
+            unchanged, and look_past() can continue from there.
+        StorageReadError, StorageWriteError: the disk failed.
     """
-    # 1. Below the recovery point all was on disk: heads tell where that ends, from the last index entry below it on.
+    # 1. All data below the recovery point was durable. Find its end from the headers,
+    # starting at the last index entry below the point.
     size = segment.refresh()
     segment.reset(is_synced=indexes == "whole")
     start = 0
     if indexes != "none":
         start = segment.resume(recovery_point, is_whole=indexes == "whole")
     below, recovery_position = _walk_to(segment, start, recovery_point, dense_from <= segment.base_offset)
-    # 2. Bring what lies above to the disk before it is read: a batch that is kept must be on disk, not in memory alone.
+    # 2. Sync the data above that before reading it: a kept batch must be on disk, and
+    # not only in memory.
     is_on_disk = size <= recovery_position or _settle(fs, segment, recovery_position)
-    # 3. Take note of both parts, up to the first batch that is not good. Above the point CRCs are checked.
+    # 3. Index both parts up to the first invalid batch. Above the point, check the
+    # CRCs.
     bad = next((at for facts in below if (at := _note(segment, facts)) is not None), None)
     why = layout.WALK_COUNT
     if bad is None:
@@ -181,25 +203,27 @@ def recover(
         if not is_on_disk:
             _keep(fs, segment, size)
         return RecoveryReport(segment.path, size - recovery_position)
-    # 4. Something is wrong: a bad batch, or whole batches that end below the recovery point, so that some are gone.
+    # 4. Handle an error: an invalid batch, or valid batches that end below the recovery
+    # point, so that some are missing.
     if bad is None:
         bad = size
         why = layout.WALK_SHORT
     reason = layout.WALK_REASONS[why]
     if bad == recovery_position:
-        # Of the last batch below the point: as walked, else the one that resume() ended with.
+        # The last batch below the point: as read, or the one that resume() ended with.
         last = next((int(facts["position"][-1]) for facts in reversed(below) if len(facts)), None)
         if last is None:
             last = start - segment.since_entry_bytes
         _check_before(segment, last)
     only_zeros, next_batch_bytes = look_behind(segment, bad, end_offset)
-    # An end below the recovery point is damage, wherever the point would have lain in the bytes that are gone. A
-    # position behind the file makes decide() say so.
+    # An end below the recovery point is damage, because durable data is missing. A
+    # recovery position after the end of the file makes decide() return FAIL.
     if end_offset >= recovery_point:
         known = recovery_position
     else:
         known = size + 1
-    # Kafka notes no policy and syncs rarely, so many batches may have waited for one sync.
+    # Kafka stores no policy and syncs rarely: many batches may have waited for one
+    # sync.
     action = decide(TailFacts(bad, known, only_zeros, next_batch_bytes, policy or Durability("os")))
     if action is Action.FAIL:
         expected = None
@@ -216,7 +240,7 @@ def recover(
             expected=expected,
             found=found,
         )
-    # 5. Copy what is cut, on disk, before the cut.
+    # 5. Copy the tail durably before it is truncated.
     quarantine = None
     if action is Action.QUARANTINE_AND_CUT:
         quarantine = _copy_tail(fs, segment, bad)
@@ -228,14 +252,19 @@ def recover(
 
 
 def _check_before(segment: ActiveSegment, position: int) -> None:
-    """Raises CorruptLogError when the last batch below the recovery point is not sound. If its length, which only its
-    head says, is what was damaged, then what seems to be a torn tail may be a part of it.
+    """Check that the last batch below the recovery point is valid.
+
+    If the damage is in the length of that batch, which only its header contains, then
+    an apparently torn tail may be a part of the batch.
+
+    Raises:
+        CorruptLogError: the batch is not valid.
     """
     if position < 0 or segment.last_offset < segment.base_offset:
         return  # there is no batch before the tail
     facts, _, why = kernel.walk(*segment.head(position), 1, True)
     if not len(facts):
-        # Its head may be readable all the same, and then says from which offset on records are lost.
+        # Its header may still be readable. It then gives the first lost offset.
         heads, _, _ = kernel.walk(*segment.head(position), 1, False)
         offset = segment.last_offset
         if len(heads):
@@ -249,8 +278,12 @@ def _check_before(segment: ActiveSegment, position: int) -> None:
 
 
 def look_past(segment: ActiveSegment, error: CorruptLogError, recovery_point: int) -> RecoveryReport:
-    """Notes the whole batches behind the damage that recover() met, as far as lengths in damaged heads lead there."""
-    # The file stays as it is, so it must not be in memory alone: written again, it reaches the disk or fails.
+    """Index the valid batches after damage that recover() found.
+
+    Continues as far as the lengths in damaged headers lead to valid batches.
+    """
+    # The file is kept as it is, so it must not be in memory only. Rewriting it either
+    # brings it to the disk or fails.
     if _has_failed_sync(segment):
         _rewrite(segment.fs, segment.path, segment.size_bytes)
         segment.reopen()
@@ -258,11 +291,12 @@ def look_past(segment: ActiveSegment, error: CorruptLogError, recovery_point: in
     assert bad is not None, "recover() names the position of what it meets"
     first_offset = segment.last_offset + 1
     next_offset = None
-    if error.offset is not None:  # the batch itself may have been taken note of
+    if error.offset is not None:  # the damaged batch itself may have been indexed
         first_offset = min(first_offset, max(error.offset, segment.base_offset))
     at = bad
     while at < segment.size_bytes:
-        # Over one damaged batch by the length in its head, then on as far as whole batches follow each other.
+        # Skip one damaged batch by the length in its header. Continue while valid
+        # batches follow each other.
         facts, _, _ = kernel.walk(*segment.head(at), 1, False)
         next_offset = None
         if not len(facts):
@@ -277,15 +311,17 @@ def look_past(segment: ActiveSegment, error: CorruptLogError, recovery_point: in
                 break
             at = position
     if segment.last_offset + 1 < recovery_point:
-        next_offset = None  # the log was longer than what is left, so where it ended is not known
+        next_offset = None  # the log was longer than this, so its end is unknown
     damage = Damage(segment.path, bad, first_offset, next_offset, error.reason.partition(", but")[0])
     return RecoveryReport(segment.path, segment.size_bytes - bad, damage=(damage,))
 
 
 def note_failed_sync(fs: FS, directory: str) -> None:
-    """Tells the next opening, by a file, that memory shows what the disk may not have.
+    """Create a file that warns the next opening about a failed sync.
 
-    As far as a failing disk allows. The file is not synced: it need not outlive the memory of the system.
+    The page cache may then differ from the disk. Creating the file is best effort,
+    because the disk is failing. The file is not synced: it only
+    matters as long as the page cache exists.
     """
     with contextlib.suppress(LogcoreError, OSError):
         fs.close(fs.open(os.path.join(directory, FAILED_SYNC), write=True, create=True))
@@ -296,12 +332,13 @@ def _has_failed_sync(segment: Segment) -> bool:
 
 
 def _settle(fs: FS, segment: Segment, position: int) -> bool:
-    """Brings a segment to the disk; returns whether what is read of it from position on is what the disk has.
+    """Sync a segment, and return whether reads from `position` on come from the disk.
 
-    After a sync that failed, memory shows data that the disk does not have and calls it clean (ext4, xfs, btrfs), and
-    another sync succeeds without writing it. Where such a failure was noted, only memory may have the data: it is kept.
-    Else the system is asked to drop its cache and read from the disk, which also finds failures that no process
-    survived to note.
+    After a failed sync, the page cache contains data that the disk does not have, but
+    the system treats it as clean (ext4, xfs, btrfs): another sync succeeds without
+    writing it. If such a failure was recorded, the data may exist only in memory, so
+    the cache is kept. Otherwise the system is asked to drop its cache and to read from
+    the disk. That also finds failures that no process survived to record.
     """
     if _has_failed_sync(segment):
         return False
@@ -315,8 +352,13 @@ def _settle(fs: FS, segment: Segment, position: int) -> bool:
 
 
 def check_front(segments: Sequence[Segment], log_start: int, *, keeps_damage: bool = False) -> tuple[Damage, ...]:
-    """Checks that the first segment holds the log start. Returns what is missing, or raises CorruptLogError: what
-    deletes segments from the front notes the new start first.
+    """Check that the first segment contains the log start, and return the damage.
+
+    A deletion at the front stores the new log start before it deletes segments. A later
+    first segment therefore means that segments were lost.
+
+    Raises:
+        CorruptLogError: segments are missing, unless keeps_damage=True.
     """
     first = segments[0]
     if first.base_offset <= log_start:
@@ -330,19 +372,25 @@ def check_front(segments: Sequence[Segment], log_start: int, *, keeps_damage: bo
 def check_sealed(
     fs: FS, segments: Sequence[Segment], *, recovery_point: int, keeps_damage: bool = False
 ) -> tuple[Damage, ...]:
-    """Syncs the sealed segments that reach above the recovery point, and checks them from there on.
+    """Sync the sealed segments that reach above the recovery point, and check them.
 
-    A segment that this library sealed was synced then and the recovery point moved behind it, so there are none after a
-    clean life: they come from a crash in the middle of a roll, from Kafka, or from a lost checkpoint. Returns what is
-    damaged, or raises CorruptLogError: nothing that a crash leaves lies before a later segment.
+    The check starts at the recovery point. When this library seals a segment, it syncs
+    the segment and moves the recovery point to its end. After a clean shutdown there
+    are no such segments. They come from a crash during a roll, from Kafka, or from a
+    lost checkpoint. Returns the damage.
+
+    Raises:
+        CorruptLogError: there is damage, unless keeps_damage=True. A crash cannot
+        damage
+            data before a later segment.
     """
     damaged: list[Damage] = []
     for segment, following in itertools.pairwise(segments):
         end = following.base_offset
         if end <= recovery_point:
             continue
-        # After a failed sync the system may call pages clean that never reached the disk. Written again, they do, or
-        # fail.
+        # After a failed sync, the system may treat pages as clean that never reached
+        # the disk. Rewriting the file brings them to the disk, or fails.
         if _has_failed_sync(segment):
             _rewrite(fs, segment.path, fs.file_size(segment.path))
         start = segment.start_position(recovery_point)
@@ -361,7 +409,7 @@ def check_sealed(
 
 
 def _damage_in(segment: Segment, start: int, end: int) -> Damage | None:
-    """The first damage in a sealed segment whose offsets end below end."""
+    """Return the first damage in a sealed segment that must end below `end`."""
     expected = segment.base_offset
     for facts, position, why in segment.walk(start, crc=True):
         count = in_order(facts, expected, end)
@@ -376,48 +424,55 @@ def _damage_in(segment: Segment, start: int, end: int) -> Damage | None:
 
 
 class SwapAction(enum.Enum):
+    """The possible actions on an interrupted compaction."""
+
     FINISH = "finish"
     DISCARD = "discard"
     FAIL = "fail"
 
 
 class SwapFacts(NamedTuple):
-    """A `<base>.log.swap`, which is to replace the segments in [base offset, end offset).
+    """A `<base>.log.swap` file, which replaces segments from its base to its end."""
 
-    is_whole: every batch of it is sound. was_begun: some of its files are still .cleaned, so that it was not wholly
-    renamed. has_retired: the first of the segments that it replaces was taken out of the log already.
-    """
+    #: Whether all of its batches are valid.
 
     is_whole: bool
+    #: Whether some of its files are still named .cleaned: the renames did not finish.
     was_begun: bool
+    #: Whether the first of the replaced segments was already removed from the log.
     has_retired: bool
 
 
 def decide_swap(facts: SwapFacts) -> SwapAction:
-    """The decision table for a compaction that a crash ended (storage format section 7, phase 1).
+    """Return the action for a compaction that a crash interrupted, by a decision table.
 
-    The old segments are taken out only when all of the new one is on disk under its .swap names.
+    See section 7, phase 1, of the storage format. The old segments are removed only
+    when all files of the new one are durable under their .swap names.
     """
     if facts.was_begun:
-        if facts.has_retired:  # no order of our steps does that
+        if facts.has_retired:  # no order of our own steps leaves this state
             return SwapAction.FAIL
         return SwapAction.DISCARD
     if facts.is_whole:
         return SwapAction.FINISH
-    if facts.has_retired:  # the new segment is damaged, and the old ones may be gone
+    if facts.has_retired:  # the new segment is damaged, and old ones may be deleted
         return SwapAction.FAIL
     return SwapAction.DISCARD
 
 
 def finish_swaps(fs: FS, directory: str) -> None:
-    """Ends what a crash left of compactions: afterwards the old segments exist or the new ones, whole.
+    """Complete or undo compactions that a crash interrupted.
 
-    Raises CorruptLogError, with nothing changed, where neither is.
+    Afterwards, either all of the old segments or all of the new ones exist.
+
+    Raises:
+        CorruptLogError: neither are complete. All files are unchanged.
     """
-    # Decide for every compaction before anything is changed, so that an error leaves all as it was.
+    # 1. Decide for every compaction before anything is changed, so that an error leaves
+    # all files unchanged.
     names = fs.listdir(directory)
     cleaned = [base for name in names if (base := _base_of(name, CLEANED)) is not None]
-    plans: list[tuple[int, int, SwapAction]] = []  # (base offset, end offset, what to do)
+    plans: list[tuple[int, int, SwapAction]] = []  # (base offset, end offset, action)
     for base in sorted(base for name in names if (base := base_offset_of(name, LOG + SWAP)) is not None):
         new = Segment(fs, directory, base, SWAP)
         end = base + 1
@@ -427,7 +482,8 @@ def finish_swaps(fs: FS, directory: str) -> None:
                 end = int(facts["last_offset"][-1]) + 1
             is_whole = why in (layout.WALK_END, layout.WALK_LIMIT)
         has_retired = file_name(base, LOG) not in names
-        # As in Kafka, which may split a segment: a .cleaned file at or below this one says that not all were renamed.
+        # Kafka may split a segment, so a .cleaned file at or below this one means that
+        # not all files were renamed.
         was_begun = any(base >= one for one in cleaned)
         action = decide_swap(SwapFacts(is_whole, was_begun, has_retired))
         if action is SwapAction.FAIL:
@@ -435,11 +491,11 @@ def finish_swaps(fs: FS, directory: str) -> None:
                 "an interrupted compaction left neither the old segments nor a whole new one", path=new.path
             )
         plans.append((base, end, action))
-    # A crash may keep any of the first renamings, also the one of an index and not that of its .log.
+    # A crash may keep any of the first renames: of an index, and not of its .log file.
     begun = {base for name in names if (base := base_offset_of(name, LOG + CLEANED)) is not None}
     plans += [(base, base, SwapAction.DISCARD) for base in begun - {base for base, _, _ in plans}]
-    # The process that made the .swap names may have died, or failed, before they were durable. They must be, before
-    # the old segments are deleted.
+    # 2. Make the .swap names durable before the old segments are deleted. The process
+    # that created them may have died or failed before it synced them.
     fs.sync_dir(directory)
     for base, end, action in plans:
         if action is SwapAction.DISCARD:
@@ -450,10 +506,11 @@ def finish_swaps(fs: FS, directory: str) -> None:
         for name in names:
             file = parse_file_name(name)
             is_old = file is not None and not file.state and base <= file.base_offset < end
-            # The snapshot at the base is of what lies before it, and stays true.
+            # The snapshot at the base describes earlier records, and remains valid.
             if is_old and name != file_name(base, SNAPSHOT):
                 fs.unlink(os.path.join(directory, name))
-    # The old names are gone, durably, before the new segments take names: no offset is ever in two segments.
+    # 3. Delete the old names durably before the new segments take their names, so that
+    # no offset is ever in two segments.
     fs.sync_dir(directory)
     for name in fs.listdir(directory):
         target = os.path.join(directory, name.removesuffix(SWAP))
@@ -465,7 +522,7 @@ def finish_swaps(fs: FS, directory: str) -> None:
 
 
 def _base_of(name: str, state: str) -> int | None:
-    """The base offset of a segment's file in a state, None for other files."""
+    """Return the base offset of a segment file in a state; None for other files."""
     file = parse_file_name(name)
     if file is None or file.state != state or file.suffix not in SEGMENT_FILES:
         return None
@@ -473,14 +530,17 @@ def _base_of(name: str, state: str) -> int | None:
 
 
 def rebuild(segment: ActiveSegment) -> None:
-    """Rebuilds the indexes from a segment that is known to be whole."""
+    """Rebuild the indexes of a segment whose batches are all valid."""
     segment.reset()
     for facts, _, _ in segment.walk(0, crc=False):
         segment.note_all(facts)
 
 
 def rebuild_sound(segment: ActiveSegment, end: int) -> bool:
-    """Rebuilds the indexes from a sealed segment, if all of it is sound and lies below an offset; says whether."""
+    """Rebuild the indexes of a sealed segment.
+
+    Returns whether all batches are valid and below the offset `end`.
+    """
     segment.reset()
     for facts, _, why in segment.walk(0, crc=True):
         if _note(segment, facts) is not None or why not in (layout.WALK_END, layout.WALK_LIMIT):
@@ -489,7 +549,10 @@ def rebuild_sound(segment: ActiveSegment, end: int) -> bool:
 
 
 def _note(segment: ActiveSegment, facts: layout.Facts) -> int | None:
-    """Notes batches up to the first whose offset does not rise, and returns its position."""
+    """Index batches while their offsets rise.
+
+    Returns the position of the first batch whose offset does not, or None.
+    """
     count = in_order(facts, segment.last_offset + 1, reach(segment.base_offset))
     segment.note_all(facts[:count])
     if count < len(facts):
@@ -498,13 +561,17 @@ def _note(segment: ActiveSegment, facts: layout.Facts) -> int | None:
 
 
 def _take(segment: ActiveSegment, start: int, stop: int, *, crc: bool, dense_from: int) -> tuple[int | None, int]:
-    """Notes the good batches in [start, stop): (position of the first bad one or None, why it is bad)."""
+    """Index the valid batches in [start, stop).
+
+    Returns the position of the first invalid batch, or None, and the reason.
+    """
     for facts, position, why in segment.walk(start, stop=stop, crc=crc):
         expected = segment.last_offset + 1
         count, fault = first_fault(facts, expected, reach(segment.base_offset), dense_from=dense_from)
         segment.note_all(facts[:count])
         if fault is Fault.GAP:
-            # No crash makes a gap before a whole batch, so the offset in a head, which no CRC covers, is damaged.
+            # A crash never leaves a gap before a valid batch. The offset in the header,
+            # which no CRC covers, is therefore damaged.
             raise CorruptLogError(
                 "a batch does not continue the one before it",
                 path=segment.path,
@@ -520,11 +587,13 @@ def _take(segment: ActiveSegment, start: int, stop: int, *, crc: bool, dense_fro
 
 
 def _walk_to(segment: ActiveSegment, start: int, recovery_point: int, dense: bool) -> tuple[list[layout.Facts], int]:
-    """(the heads from start to the recovery point, its position in the active segment): all before it was on disk.
+    """Return the headers from `start` to the recovery point, and its position.
 
-    The segment has already taken note of its batches up to start. If the batches follow each other up to the recovery
-    point, the position is where they reach it, whatever a torn head says behind it. Otherwise it is behind the last
-    whole batch that begins below the point, so that a damaged offset, which claims too much, hides none of those.
+    All data before the position was durable. The segment has already indexed its
+    batches up to `start`. If the batches follow each other up to the recovery point,
+    the position is where they reach it; a torn header after it changes nothing.
+    Otherwise the position is the end of the last complete batch that begins below the
+    point. A damaged offset that is too high then hides none of those batches.
     """
     found = start
     base = segment.base_offset
@@ -532,7 +601,8 @@ def _walk_to(segment: ActiveSegment, start: int, recovery_point: int, dense: boo
     walked: list[layout.Facts] = []
     if dense and recovery_point <= expected:
         return walked, start
-    # From an index entry on it is not far, so little is read: what lies behind is read from the disk once more.
+    # From an index entry, the distance is short. Small reads suffice, because the data
+    # after it is read from the disk once more.
     if start:
         steps = {"step_bytes": max(segment.config.index_interval_bytes, 1 << 10)}
     else:
@@ -543,7 +613,8 @@ def _walk_to(segment: ActiveSegment, start: int, recovery_point: int, dense: boo
         lasts = facts["last_offset"]
         if dense and len(facts):
             count = in_order(facts, expected, INT64_MAX, dense_from=0)
-            # Exactly: the point is the end of an append, and a head that says to reach beyond it is damaged.
+            # Equality is required: the point is the end of an append, so a header that
+            # reaches beyond it is damaged.
             reached = np.flatnonzero(lasts[:count] + 1 == recovery_point)
             if len(reached):
                 found = int(facts["position"][reached[0]] + facts["size_bytes"][reached[0]])
@@ -558,19 +629,24 @@ def _walk_to(segment: ActiveSegment, start: int, recovery_point: int, dense: boo
 
 
 def look_behind(segment: ActiveSegment, position: int, expected: int) -> tuple[bool, int | None]:
-    """(only zeros follow, distance to a later whole batch that continues the log)."""
+    """Search for valid data after damage.
+
+    Returns whether only zeros follow, and the distance to a later valid batch that
+    continues the log, or None.
+    """
     only_zeros = True
     end = segment.size_bytes
     at = position
     while at < end:
         chunk = segment.fs.pread(segment.handle, min(_CHUNK_BYTES, end - at), at)
-        if not chunk or chunk.count(0) != len(chunk):  # a file that was shortened meanwhile ends here
+        # No data: the file was shortened concurrently, and ends here.
+        if not chunk or chunk.count(0) != len(chunk):
             only_zeros = not chunk
             break
         at += len(chunk)
     if only_zeros:
         return True, None
-    # Jump by the lengths in the heads, which damage inside a batch leaves alone.
+    # Follow the lengths in the headers, which damage inside a batch does not change.
     at = position
     end = min(end, position + _SEARCH_BYTES)
     while at < end:
@@ -586,8 +662,10 @@ def look_behind(segment: ActiveSegment, position: int, expected: int) -> tuple[b
 
 
 def _keep(fs: FS, segment: ActiveSegment, size: int) -> None:
-    """Reduces the segment to its first size bytes, on disk, whatever the disk has now: in a new file that takes the
-    name. If there is no room for one, the old file is cut and synced, which is as much as can be done.
+    """Reduce the segment to its first `size` bytes, durably, in a new file.
+
+    The new file takes the name of the old one, whatever the old one has on disk. If
+    there is no room for a new file, the old file is truncated and synced instead.
     """
     try:
         _rewrite(fs, segment.path, size)
@@ -598,7 +676,11 @@ def _keep(fs: FS, segment: ActiveSegment, size: int) -> None:
 
 
 def _rewrite(fs: FS, path: str, size: int) -> None:
-    """Replaces a file by a new one, on disk, with its first size bytes. Raises DiskFullError, with nothing changed."""
+    """Replace a file durably by a new one with its first `size` bytes.
+
+    Raises:
+        DiskFullError: there is no room for the new file. The old one is unchanged.
+    """
     temporary = path + ".tmp"
     try:
         with opened(fs, path) as source, opened(fs, temporary, write=True, create=True) as target:
@@ -616,10 +698,13 @@ def _rewrite(fs: FS, path: str, size: int) -> None:
 
 
 def _copy_tail(fs: FS, segment: ActiveSegment, position: int) -> str:
-    """Copies what is about to be cut to a file beside the segment, durably."""
+    """Copy the bytes that are about to be truncated to a new file, durably.
+
+    The file is beside the segment. Returns its path.
+    """
     numbers = itertools.count()
     path = ""
-    while not path or fs.exists(path):  # what an earlier recovery put aside is kept
+    while not path or fs.exists(path):  # keep the copies of earlier recoveries
         path = os.path.join(segment.directory, quarantine_name(segment.base_offset, position, next(numbers)))
     try:
         with opened(fs, path, write=True, create=True, exclusive=True) as handle:
@@ -627,7 +712,7 @@ def _copy_tail(fs: FS, segment: ActiveSegment, position: int) -> str:
             fs.fsync(handle)
     except DiskFullError:
         with contextlib.suppress(FileNotFoundError):
-            fs.unlink(path)  # each try to open the log would leave another one
+            fs.unlink(path)  # otherwise each attempt to open the log would leave one
         raise
     fs.sync_dir(os.path.dirname(path))
     return path

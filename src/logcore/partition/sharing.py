@@ -1,22 +1,27 @@
-"""The lock of a log that several processes write: for the threads of this one, and a turn among the processes.
+"""Lock of a log that several processes write: excludes threads, then processes.
 
-The thread that enters it has the turn, and what this process knows of the partition is up to date then:
+A thread that acquires it holds the shared write lock of turns.py. By then this process
+has caught up with the partition:
 
-    the note says             this process
-    the same                  goes on
-    a larger end              walks the heads of what others appended, and takes them in
-    another structure         opens the partition again, believing it up to the end that the note names
-    busy, or nothing          recovers the partition as after a crash: a writer died in the middle of its turn
+    the lock record shows     this process
+    no change                 continues
+    a larger end              reads the batch headers that others appended
+    another structure         reopens the partition, and trusts it up to the recorded
+    end busy, or no valid record  recovers the partition: the previous holder crashed
     deleted, or a failed sync refuses writes
 
 Rules:
-- Nothing is changed outside a turn, and every turn ends with the note that the next holder needs. One that does not
-  end, because its process died or because of an error half way, leaves "busy".
-- The note names another structure whenever anything but the end has changed: segments, the log start, leader epochs,
-  notes. That is found by comparing, so that no step can forget to say so.
-- What is on disk is noted by who synced it, outside the turn; see turns.py.
+- The partition is changed only by the holder. At the end, the holder leaves the lock
+  record that the next holder needs. If the holder dies, or fails half way, the record
+  remains "busy".
+- The record names another structure whenever anything except the end has changed:
+  segments, the log start, leader epochs, the partition metadata. The change is found by
+  comparison, so no operation can forget to report it.
+- The durable end is written by the process that synced, without the write lock; see
+  turns.py.
 
-writer.py changes the log, and knows this module as its lock and as who tells others what is on disk.
+writer.py changes the log. It uses this module as its lock, and to publish the durable
+end to other processes.
 """
 
 from __future__ import annotations
@@ -47,16 +52,18 @@ from logcore.partition.state import PartitionState
 from logcore.partition.turns import Note, Synced, Turn
 from logcore.segment import ActiveSegment
 
-#: Its structure is that of no note, so that the next turn opens the partition again.
+#: No lock record has its structure number, so the next acquire() reopens the partition.
 _UNKNOWN: Final = Note(-1, 0, 0)
 
-#: Opens the partition again. The argument: up to where it is believed; None to recover it as after a crash.
+#: Reopens the partition. The argument is the end up to which it is trusted, or None to
+#: run recovery as after a crash.
 Open = Callable[[int | None], Opened]
 
 
 class Writer(Protocol):
-    """What is asked of the writer (writer.py), which is also brought up to date. The methods are called under its lock,
-    but for show_elsewhere().
+    """The part of the writer (writer.py) that this module uses and brings up to date.
+
+    All methods except show_elsewhere() are called with the log lock held.
     """
 
     state: PartitionState
@@ -74,29 +81,37 @@ class Writer(Protocol):
 
 
 class SharedLock:
-    """See the top of this module. Entered like a threading.Lock; made by open_log(), which enters it by opening().
+    """The lock of a log that several processes write; see the top of this module.
 
-    is_believed: whether the log was in order when it was opened, because other processes have it open.
+    Used like a threading.Lock. open_log() creates it and enters it with opening().
     """
 
     def __init__(self, fs: FS, handle: int, key: Key, path: str) -> None:
-        """handle: of the lock file of the log directory. path: of the partition's directory, which exists."""
+        """Create the lock; no process is excluded yet.
+
+        `handle` is the lock file of the log directory. `path` is the partition's
+        directory, which must exist.
+        """
         self._fs = fs
         self._forks = fs.forks
         self._path = path
         self._mutex = threading.Lock()
         self._turn = Turn(fs, handle, key, path)
         self._has_turn = False  # under the mutex
+        #: Whether the log was trusted when it was opened, because other processes had
+        #: it open.
         self.is_believed = False
-        self._note = Note(0, 0, 0)  # what this process knows, or is about to leave; under the mutex
-        self._synced: Synced | None = None  # as of the last look; under the mutex
-        self._shape: tuple[Any, ...] = ()  # what the note's structure stands for; under the mutex
-        self._cuts = 0  # as of the last look; under publishing and the mutex
+        # The state as this process knows it, or is about to record; under the mutex.
+        self._note = Note(0, 0, 0)
+        self._synced: Synced | None = None  # as read last; under the mutex
+        # The objects that the structure number represents; under the mutex.
+        self._shape: tuple[Any, ...] = ()
+        self._cuts = 0  # as read last; under publishing and the mutex
         self._showing = threading.Lock()
         self._writer: Writer | None = None
         self._open: Open | None = None
 
-    # -- as a lock ---------------------------------------------------------------------------------------------------
+    # -- as a lock ---------------------------------------------------------------------
 
     def __enter__(self) -> bool:
         return self.acquire()
@@ -107,8 +122,15 @@ class SharedLock:
         self.release()
 
     def acquire(self, blocking: bool = True) -> bool:
-        """Raises LogLockedError, and what reading and recovering the partition raise."""
-        # First the threads of this process, then the processes: record locks do not exclude threads.
+        """Acquire the lock, and catch up with the changes of other processes.
+
+        With blocking=False, return False if another thread or process holds it.
+
+        Raises:
+            LogLockedError: another process has held the write lock for too long.
+            StorageReadError, CorruptLogError, StorageWriteError: catching up failed.
+        """
+        # Threads first, then processes, because record locks do not exclude threads.
         if not self._mutex.acquire(blocking):
             return False
         try:
@@ -118,11 +140,13 @@ class SharedLock:
                 self._mutex.release()
                 return False
             self._has_turn = True
-            # look() gives the very objects of the last turn while nothing has changed: the usual case costs one read.
+            # `look` returns the same objects while the file is unchanged, so the usual
+            # case costs one read.
             note, synced = self._turn.look()
             if note is not self._note or synced is not self._synced:
                 self._catch_up(note, synced)
-            # From here on a death leaves "busy". Not for a log that refuses writes: nothing will be changed.
+            # From here on, a crash leaves "busy". A log that refuses writes is not
+            # marked, because it will not be changed.
             if not self._is_over():
                 self._turn.begin()
         except BaseException:
@@ -131,6 +155,7 @@ class SharedLock:
         return True
 
     def release(self) -> None:
+        """Record the present state for the next holder, and release the lock."""
         try:
             if self._has_turn:
                 self.settle()
@@ -138,11 +163,12 @@ class SharedLock:
             self._give()
 
     def locked(self) -> bool:
+        """Return whether a thread of this process holds the lock."""
         return self._mutex.locked()
 
     @property
     def has_turn(self) -> bool:
-        """Whether this process may change the partition; for the thread that holds the lock."""
+        """Whether this process may change the partition. The caller holds the lock."""
         return self._has_turn
 
     def _give(self) -> None:
@@ -154,19 +180,25 @@ class SharedLock:
             self._mutex.release()
 
     def _is_over(self) -> bool:
-        """Whether the log is closed, refuses writes or is the parent's: then nothing will be changed."""
+        """Return whether the log is closed, refuses writes or is a parent process's.
+
+        In each case, this process will not change the partition.
+        """
         writer = self._writer
         assert writer is not None, "entered before the log was opened"
         is_ours = self._fs.forks == self._forks
         return writer.state.is_closed or writer.commit.failure is not None or not is_ours
 
-    # -- opening and closing -----------------------------------------------------------------------------------------
+    # -- opening and closing -----------------------------------------------------------
 
     @contextlib.contextmanager
     def opening(self, *, is_alone: bool, check: Callable[[], object]) -> Generator[int | None]:
-        """The first turn, in which attach() is to be called: gives the end up to which the partition is believed; None
-        to recover it. is_alone: no other process has the directory open, so that the note is an old one. check: called
-        where others have the partition open, before anything is changed; what it raises ends the turn.
+        """Hold the lock while the log is opened; the caller calls attach() inside.
+
+        Yields the end up to which the partition is trusted, or None to run recovery.
+        `is_alone`: no other process has the directory open, so the lock record is
+        stale. `check` is called before anything is changed, if others have the
+        partition open. An exception that it raises ends the attempt.
         """
         with self._mutex:
             self._turn.take()
@@ -177,8 +209,9 @@ class SharedLock:
                     raise LogNotFoundError("another process is deleting the partition", path=self._path)
                 if note is not None and not is_alone:
                     check()
-                # Recover unless other processes have the log in order: not after a power cut, a death in a turn or a
-                # failed sync, nor with a note that processes left which have all ended.
+                # Recover unless running processes keep the log in order. After a power
+                # cut, a crash of a holder or a failed sync, they do not. A record whose
+                # processes have all ended is not trusted either.
                 if note is None or synced is None or is_alone or note.is_busy or synced.has_failed:
                     self._note = Note(self._turn.new_number(), 0, 0, is_busy=True)
                     believed_end = None
@@ -192,7 +225,11 @@ class SharedLock:
                 self._turn.give()
 
     def attach(self, writer: Writer, opened: Opened, open_again: Open, *, believed_end: int | None) -> None:
-        """writer: of the log that was opened, which has done nothing yet. believed_end: what opening() gave."""
+        """Bind the lock to the writer of the log that was just opened.
+
+        The writer has not changed anything yet. `believed_end` is the value that
+        opening() yielded.
+        """
         self._writer = writer
         self._open = open_again
         with self._turn.publishing.held():
@@ -205,15 +242,18 @@ class SharedLock:
         self._shape = self._present_shape()
 
     def _settle_synced(self, opened: Opened, believed_end: int | None) -> Synced:
-        """What is on disk once a log was opened; under publishing. After a recovery all of it is. A sync that began
-        before a recovery does not count: the file may have been replaced, or what was not on disk cut off.
+        """Return the durable end after opening, and write it if it changed.
+
+        The caller holds `publishing`. After a recovery, the whole log is durable. A
+        sync that began before the recovery does not count, because the file may have
+        been replaced, or records that were not durable truncated.
         """
         synced = self._turn.synced()
         if believed_end is not None and synced is not None:
             return synced
         if synced is None:
             durable_end = opened.end
-            if believed_end is not None:  # nothing was synced for it
+            if believed_end is not None:  # other processes appended, but synced nothing
                 durable_end = opened.log_start
             synced = Synced(durable_end, self._turn.new_number())
         else:
@@ -222,27 +262,33 @@ class SharedLock:
         return synced
 
     def settle(self) -> None:
-        """Ends the turn for the other processes: leaves the note of the present state. Under the lock."""
+        """Write the lock record for the next holder. The caller holds the lock."""
         writer = self._writer
         assert writer is not None, "attach() was not called"
-        # An error half way: the note stays "busy", and the next holder recovers.
+        # After an error half way, the record remains "busy" and the next holder
+        # recovers.
         failure = writer.commit.failure
         has_failed = failure is not None and not isinstance(failure.__cause__, LogClosedError)
         if writer.is_midway or has_failed:
             return
-        # Each part is replaced when it changes, so the same objects mean the same structure.
+        # Each part is replaced when it changes: identical objects mean the same
+        # structure.
         shape = self._present_shape()
         structure = self._note.structure
         if not all(map(operator.is_, shape, self._shape)):
             structure += 1
         self._shape = shape
         self._note = Note(structure, writer.state.end, writer.active.size_bytes)
-        # Where it cannot be written, the next holder recovers, and finds all of it.
+        # If the record cannot be written, it remains "busy": the next holder recovers,
+        # and finds all records.
         with contextlib.suppress(DiskFullError, StorageWriteError):
             self._turn.leave(self._note)
 
     def leave(self) -> None:
-        """The last turn ends before the lock is given up, for the lock file may be closed next."""
+        """Record the state and release the write lock, but not the mutex.
+
+        Called when the log is closed, because the lock file may be closed next.
+        """
         try:
             if self._has_turn:
                 self.settle()
@@ -253,24 +299,33 @@ class SharedLock:
                 self._turn.give()
 
     def take_rewriting(self) -> bool:
-        """The right to compact the partition, beside the turns; False where another process does."""
+        """Acquire the right to compact the partition, separately from the write lock.
+
+        Returns False if another process has that right.
+        """
         return self._turn.take_rewriting()
 
     def give_rewriting(self) -> None:
+        """Release the right that take_rewriting() acquired."""
         self._turn.give_rewriting()
 
     def _present_shape(self) -> tuple[Any, ...]:
-        """The parts that others learn only by opening the partition again. Each is replaced whole, never changed."""
+        """Return the parts that others can only learn by reopening the partition.
+
+        Each part is an object that is replaced as a whole and never changed.
+        """
         writer = self._writer
         assert writer is not None, "the log is open"
         state = writer.state
         return state.segments, writer.active, writer.notes, writer.epochs, state.gaps.noted, state.log_start
 
-    # -- what others did ---------------------------------------------------------------------------------------------
+    # -- changes by other processes ----------------------------------------------------
 
     def follow(self) -> bool:
-        """Takes in what others did, for who reads; True when the high watermark moved. Takes a turn only if there is
-        anything. Errors as acquire().
+        """Catch up with other processes, for readers; True if the visible end moved.
+
+        Acquires the write lock only if there is a change. Raises the errors of
+        acquire().
         """
         writer = self._writer
         assert writer is not None, "the log is open"
@@ -281,7 +336,10 @@ class SharedLock:
         return writer.state.visible != before
 
     def is_behind(self) -> bool:
-        """Whether others did something that this process has not taken in: two small reads, without a lock."""
+        """Return whether other processes made changes that are not loaded yet.
+
+        Costs two small reads, and needs no lock.
+        """
         writer = self._writer
         assert writer is not None, "the log is open"
         if self._is_over():
@@ -289,13 +347,17 @@ class SharedLock:
         note = self._turn.note()
         synced = self._turn.synced()
         known = self._note
-        # A turn that lasts has not brought anything yet.
+        # The record of a holder that is still busy does not differ: it has no news yet.
         if note is None or note.is_deleted or (note.structure, note.end) != (known.structure, known.end):
             return True
         return synced is None or synced.durable_end > writer.commit.durable_end or synced.cuts != self._cuts
 
     def _catch_up(self, note: Note | None, synced: Synced | None) -> None:
-        """Under the turn. Raises what reading and recovering the partition raise."""
+        """Load the changes of other processes. The caller holds the write lock.
+
+        Raises:
+            StorageReadError, CorruptLogError, StorageWriteError: as when opening a log.
+        """
         writer = self._writer
         assert writer is not None, "the log is open"
         if note is not None and note.is_deleted:
@@ -312,7 +374,7 @@ class SharedLock:
             self._note = note
         else:
             if note.end != writer.state.end:
-                self._note = _UNKNOWN  # should this fail half way, the partition is opened again
+                self._note = _UNKNOWN  # if this fails half way, the next try reopens
                 writer.adopt_locked(note.end, note.size_bytes)
             self._note = note
             if synced.durable_end > writer.commit.durable_end:
@@ -324,10 +386,10 @@ class SharedLock:
             self.show(visible)
 
     def _renew(self, believed_end: int | None) -> None:
-        """Opens the partition again: what this process knows of it is old, or it has to be recovered."""
+        """Reopen the partition: the state is stale, or it needs recovery."""
         writer = self._writer
         assert writer is not None and self._open is not None, "the log is open"
-        # No sync of this process meanwhile: it would be of a file that may be replaced.
+        # Syncs of this process are held back: they could sync a file that is replaced.
         with writer.commit.held():
             opened = self._open(believed_end)
             with self._turn.publishing.held():
@@ -338,10 +400,13 @@ class SharedLock:
         self._shape = self._present_shape()
         writer.begin_after_locked(opened)
 
-    # -- what is on disk -----------------------------------------------------------------------------------------------
+    # -- the durable end ---------------------------------------------------------------
 
     def show(self, end: int) -> None:
-        """Moves the visible end up to where it may be: two threads may come with two ends."""
+        """Raise the visible end to `end`.
+
+        Two threads may call this with different ends; the larger one wins.
+        """
         writer = self._writer
         assert writer is not None, "the log is open"
         with self._showing:
@@ -349,8 +414,10 @@ class SharedLock:
                 writer.state.show(end)
 
     def publish(self, end: int) -> bool:
-        """Notes for the other processes that all below end is on disk; False when one of them has cut the log since
-        this process looked, or a sync of one failed.
+        """Record for the other processes that all records below `end` are durable.
+
+        Returns False if another process has truncated the log since this process last
+        read the record, or if a sync failed in another process.
         """
         writer = self._writer
         assert writer is not None, "the log is open"
@@ -362,14 +429,17 @@ class SharedLock:
                 writer.commit.poison(StorageWriteError("a sync failed in another process", path=self._path))
                 return False
             if end > synced.durable_end:
-                with contextlib.suppress(DiskFullError, StorageWriteError):  # they see it when it moves next
+                # If the write fails, others see the end when it moves next.
+                with contextlib.suppress(DiskFullError, StorageWriteError):
                     self._turn.note_synced(attrs.evolve(synced, durable_end=end))
                     writer.show_elsewhere(end)
         return True
 
     def cut(self, offset: int) -> None:
-        """Before the log is cut there: nothing above is on disk any more, and no sync that began before may say so.
-        Under the lock.
+        """Record a truncation at `offset` before it happens. The caller holds the lock.
+
+        Records above the offset are no longer durable, and a sync that began earlier
+        can no longer report them as durable.
         """
         writer = self._writer
         assert writer is not None, "the log is open"
@@ -380,7 +450,10 @@ class SharedLock:
             writer.show_elsewhere(min(writer.state.visible, offset))
 
     def fail(self) -> None:
-        """Tells the other processes that a write or a sync failed: none of them may call anything safe any more."""
+        """Record for the other processes that a write or a sync failed.
+
+        After that, none of them may report a record as durable.
+        """
         with self._turn.publishing.held():
             synced = self._turn.synced()
             if synced is not None:
@@ -388,18 +461,21 @@ class SharedLock:
                     self._turn.note_synced(attrs.evolve(synced, has_failed=True))
 
     def wait(self, last: int) -> None:
-        """Returns when the record at an offset, which this process has appended, is on disk.
+        """Block until this process's record at offset `last` is durable.
 
-        Raises DurabilityUnknownError where another process has cut the log or a sync failed meanwhile.
+        Raises:
+            DurabilityUnknownError: the log was truncated below it, or a sync failed.
         """
         writer = self._writer
         assert writer is not None, "the log is open"
         cuts = writer.state.cuts
         known = len(cuts)
         while writer.commit.durable_end <= last:
-            with self:  # a turn takes in what others cut, and what they brought to the disk
+            # Acquiring the lock loads truncations and durable ends of other processes.
+            with self:
                 has_failed = writer.commit.failure is not None
-                # Also by a cut that another thread took in before this one began to wait.
+                # The truncation may have been loaded by another thread, before this
+                # wait.
                 is_cut = writer.state.end <= last or any(offset <= last for offset in cuts[known:])
             if has_failed or is_cut:
                 raise DurabilityUnknownError(
@@ -410,9 +486,13 @@ class SharedLock:
 
 
 def say_deleted(fs: FS, handle: int, key: Key, path: str) -> None:
-    """Tells processes that have a partition open that it is about to be deleted: each finds it in its next turn.
+    """Mark a partition as about to be deleted, for processes that have it open.
 
-    handle: of the lock file of the log directory. Raises LogLockedError.
+    Each of them finds the mark when it next acquires the lock. `handle` is the lock
+    file of the log directory.
+
+    Raises:
+        LogLockedError: another process has held the write lock for too long.
     """
     turn = Turn(fs, handle, key, path)
     turn.take()

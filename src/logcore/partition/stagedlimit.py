@@ -1,12 +1,17 @@
-"""Up to where readers in other processes may read while a staged write is being placed into several partitions.
+"""Read limit for other processes while a staged write is placed into several
+partitions.
 
 Rules:
-- A staged write becomes visible in all of its partitions in one step: when the state file of its application names its
-  version. Until then readers stop at the offset where its records begin in each partition.
-- The manifest with these offsets is on disk before the first record is placed. So a reader that checks the limit after
-  it has read the size of a segment never shows a record too early.
-- A crash changes nothing of this: the limit holds until the next writer has finished the write.
-- A manifest or state file that is damaged sets no limit. The next writer sets such a manifest aside.
+- A staged write becomes visible in all of its partitions in one step: when the state
+  file of its application contains its version. Until then, readers stop at the offset
+  at which its records begin in each partition.
+- The manifest with these offsets is durable before the first record is placed. A reader
+  that reads the limit after the size of a segment therefore never shows a record too
+  early.
+- A crash does not change this. The limit holds until the next writer has completed the
+  staged write.
+- A damaged manifest or state file sets no limit. The next writer sets such a manifest
+  aside.
 
 logcore.staging writes these files. This module only reads them.
 """
@@ -25,17 +30,22 @@ from logcore.partition.noted import SETTLING_MS
 
 
 class StagedLimit:
-    """The limit of one partition, read again when the names in the staging directory have changed."""
+    """The limit of one partition, read again when the staging directory changes."""
 
     def __init__(self, fs: FS, path: str) -> None:
-        """path: of the partition's directory."""
+        """Create the object; `path` is the partition's directory."""
         self._fs = fs
         self._path = path
         self._staging = ""
-        self._known: tuple[int, int | None] = -1, None  # when the staging directory had changed, and the limit then
+        # The modification time of the staging directory, and the limit at that time.
+        self._known: tuple[int, int | None] = -1, None
 
     def get(self) -> int | None:
-        """The offset of the first record that may not be visible yet, or None. Raises StorageReadError."""
+        """Return the first offset that may not be visible yet, or None.
+
+        Raises:
+            StorageReadError: the staging directory or a file in it cannot be read.
+        """
         if not self._staging:
             self._staging = staging_path(os.path.dirname(self._fs.real_path(self._path)))
         try:
@@ -45,7 +55,7 @@ class StagedLimit:
         if changed_ms == self._known[0]:
             return self._known[1]
         limit = self._read()
-        # Names that change twice in so short a time may leave the same time.
+        # Two changes within SETTLING_MS may leave the same time.
         if changed_ms < self._fs.now_ms() - SETTLING_MS:
             self._known = changed_ms, limit
         return limit
@@ -56,7 +66,8 @@ class StagedLimit:
             key = parse_partition_name(os.path.basename(self._fs.real_path(self._path)))
             for name in self._fs.listdir(self._staging):
                 if name.endswith(ASSIGNED):
-                    # The manifest first: it is removed only after the state file names its version.
+                    # Read the manifest first: it is deleted only after the state file
+                    # contains its version.
                     manifest = self._facts(name)
                     application, _, version = name.removesuffix(ASSIGNED).rpartition("@")
                     done = self._facts(application + STATE).get("version")

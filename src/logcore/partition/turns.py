@@ -1,21 +1,26 @@
-"""Turns: the right to change a partition that several processes write, and the note that they leave each other of it.
+"""Shared write lock: lets several processes append to one partition, one at a time.
 
     logcore.turn, in the partition's directory
 
-    position 0    what was changed last: written by who has the turn, when it begins and when it ends
-    position 512  what is on disk, twice: written by who has synced, under a lock of its own
+    position 0    the lock record (Note), which describes the state of the partition:
+                  written by the lock holder when it acquires and when it releases
+    position 512  the durable end (Synced), in two slots: written after a sync, under a
+                  lock of its own (`publishing`)
 
 Rules:
-- A turn is a record lock on a byte of the log directory's lock file. The kernel gives it back when its holder dies.
-- The note says "busy" while a turn lasts. Who finds it so knows that its writer died in the middle, and recovers the
-  partition before anything else.
-- A note of another boot, or one that is damaged, says nothing. Nothing in it outlives a power cut.
-- Of what is on disk, the older of the two is overwritten, and the newer one counts that is whole: a process that dies
-  in the middle leaves the one before.
-- The end that is on disk falls only when the log is cut, and cuts are counted: who synced before a cut notes nothing
-  after it.
+- The write lock ("turn") is a record lock on one byte of the log directory's lock file.
+  The kernel releases it when the process that holds it dies.
+- The lock record is marked "busy" while the lock is held. A process that acquires the
+  lock and finds the record busy knows that the previous holder crashed, and runs
+  recovery first.
+- A lock record that is damaged, or that was written before the last reboot, is ignored:
+  the file is never synced.
+- A write of the durable end replaces the older slot, and a read uses the newest valid
+  one. A crash during a write therefore leaves the previous value.
+- The durable end decreases only when the log is truncated. Truncations are counted. A
+  process whose sync began before a truncation must not record its result afterwards.
 
-This module does not know what is in a partition; sharing.py does.
+This module does not interpret the content of a partition; sharing.py does.
 """
 
 from __future__ import annotations
@@ -34,62 +39,82 @@ from logcore.checkpoint import TURN, Key
 from logcore.errors import LogLockedError
 from logcore.fs import FS, SharedFS
 
-#: How many cuts are remembered. The oldest stands for all before it, at the lowest of their offsets.
+#: Number of truncations that are kept. The oldest entry also represents all earlier
+#: truncations, with the lowest of their offsets.
 _CUTS: Final = 8
-#: A process that seems to have missed more has counted from another beginning.
+#: If a process appears to have missed more truncations, the count was restarted.
 _MOST_MISSED: Final = 1 << 32
 
-_NOTE: Final = struct.Struct(">16sQqqI")  # boot, structure, end, size, flags; then their crc, and who has left it
-_HOLDER: Final = struct.Struct(">I8s")  # pid, mark: last, so that a write that ends half way leaves the mark of before
+# boot id, structure, end, size, flags; followed by their crc and the holder
+_NOTE: Final = struct.Struct(">16sQqqI")
+# pid, mark. The mark is last, so that a write that is interrupted leaves the old mark.
+_HOLDER: Final = struct.Struct(">I8s")
 _HOLDER_AT: Final = _NOTE.size + 4
 _NOTE_BYTES: Final = _HOLDER_AT + _HOLDER.size
-_SYNCED: Final = struct.Struct(f">8s16sQqQ{_CUTS}qII")  # mark, boot, number, durable end, cuts, the latest, flags, crc
+# mark, boot id, number, durable end, count of cuts, the latest cuts, flags, crc
+_SYNCED: Final = struct.Struct(f">8s16sQqQ{_CUTS}qII")
 _NOTE_MARK: Final = b"LCTURN1\n"
-#: In its place while a turn lasts.
+#: Replaces _NOTE_MARK while the write lock is held.
 _BUSY_MARK: Final = b"LCBUSY1\n"
 _SYNCED_MARK: Final = b"LCSYNC2\n"
 _SYNCED_AT: Final = 512
 _SYNCED_BYTES: Final = 2 * _SYNCED.size
 _DELETED: Final = 1
 _FAILED: Final = 1
-#: A record is written in one piece, and read in one, but nothing promises that a reader does not meet half of it.
+#: Maximum number of reads. A slot is written and read with one call each, but the
+#: system does not promise that a reader never sees a partial write.
 _LOOKS: Final = 100
 
 
 class Note(NamedTuple):
-    """What a turn left. structure: another number when files were replaced, so that what is known of them is old.
+    """The lock record: the state of the partition that the last holder left."""
 
-    end: the log end offset. size_bytes: of the active segment. pid: of the last holder, for messages.
-    """
+    #: Changes whenever files were replaced, so that other processes reopen the
+    #: partition.
 
     structure: int
+    #: The log end offset.
     end: int
+    #: The size of the active segment.
     size_bytes: int
+    #: Whether the write lock is held, or its holder crashed.
     is_busy: bool = False
+    #: Whether a process is deleting the partition.
     is_deleted: bool = False
+    #: The process id of the last holder, for messages.
     pid: int = 0
 
 
 @attrs.frozen
 class Synced:
-    """What is on disk. cuts: how often the log was truncated, or recovered. latest: where, the last times, in order.
-    has_failed: a sync has.
-    """
+    """The durable end of a partition, shared by its processes."""
+
+    #: Every record below this offset is covered by a completed fsync.
 
     durable_end: int
+    #: How often the log was truncated or recovered.
     cuts: int
+    #: The offsets of the latest truncations, oldest first.
     latest: tuple[int, ...] = ()
+    #: Whether a sync has failed.
     has_failed: bool = False
 
     def cut(self, offset: int) -> Synced:
-        """Nothing at and above an offset is on disk any more, whatever a sync that began before says."""
+        """Return the state after a truncation at `offset`.
+
+        Records at and above the offset are no longer durable, even if a sync that began
+        before the truncation completes after it.
+        """
         latest = (*self.latest, offset)
         if len(latest) > _CUTS:
             latest = (min(latest[:2]), *latest[2:])
         return Synced(min(self.durable_end, offset), self.cuts + 1, latest, self.has_failed)
 
     def lowest_cut_since(self, cuts: int, log_start: int) -> int | None:
-        """The lowest offset at which the log was truncated after that many truncations; None if it was not."""
+        """Return the lowest offset of the truncations since the count was `cuts`.
+
+        Returns None if there was none, and `log_start` if that offset is unknown.
+        """
         missed = self.cuts - cuts
         if missed == 0:
             return None
@@ -100,25 +125,35 @@ class Synced:
 
 
 class _Written(NamedTuple):
-    """What is on disk, as written: with the number of the write, and its place behind _SYNCED_AT."""
+    """A slot as found in the file: its write number, its position and its content."""
 
     number: int
+    #: Relative to _SYNCED_AT.
     at: int
     synced: Synced
 
 
 class Turn:
-    """The turns of one process in one partition. publishing: the lock under which what is on disk is noted."""
+    """The shared write lock of one partition, as used by one process.
+
+    `publishing` is the byte lock under which the durable end is written.
+    """
 
     def __init__(self, fs: FS, handle: int, key: Key, path: str) -> None:
-        """handle: of the lock file of the log directory. path: of the partition's directory, which exists."""
+        """Open the record file of the partition, and create it if it is missing.
+
+        `handle` is the lock file of the log directory. `path` is the partition's
+        directory, which must exist.
+        """
         import hashlib  # late: few directories are shared
 
         self._fs = cast(SharedFS, fs)
         self._lock_handle = handle
-        # Each partition has four bytes of the lock file by a hash of its name: the turn, publishing, rewriting, and one
-        # spare. Two partitions must not share a byte: in one process, whoever gives it back would end the other's turn.
-        # With 56 bits that happens in one of a billion directories of 10,000 partitions.
+        # Each partition uses four bytes of the lock file, chosen by a hash of its name:
+        # the write lock, publishing, rewriting and one spare. Two partitions must not
+        # share a byte: within one process, releasing one lock would release the other.
+        # With 56 bits this happens in one of a billion directories of 10,000
+        # partitions.
         number = int.from_bytes(hashlib.sha256("{}-{}".format(*key).encode()).digest()[:7], "big")
         self._byte = PARTITIONS_FROM + 4 * number
         self._path = path
@@ -126,17 +161,23 @@ class Turn:
         self._pid = os.getpid()
         self._busy = _HOLDER.pack(self._pid, _BUSY_MARK)
         self._idle = _HOLDER.pack(self._pid, _NOTE_MARK)
-        # (bytes, what they say) as read or left last; a turn of this process that follows another one of it finds them
-        # unchanged, and decodes nothing.
+        # (bytes, their decoded form) as read or written last. If this process also was
+        # the previous holder, the bytes are unchanged and need no decoding.
         self._known_note: tuple[bytes, Note] = b"", Note(0, 0, 0)
         self._known_synced: tuple[bytes, Synced] = b"", Synced(0, 0)
         self._note_handle = self._fs.open(os.path.join(path, TURN), write=True, create=True)
-        # Closed when no thread refers to this object any more: a reader may be about to look at the note.
+        # Closed once no thread refers to this object: a reader may be about to read it.
         weakref.finalize(self, self._fs.close, self._note_handle).atexit = False
         self.publishing = ByteLock(self._fs, handle, self._byte + 1, path)
 
     def take(self, *, waits: bool = True) -> bool:
-        """Raises LogLockedError when another process keeps the turn too long; False when it is not to be waited for."""
+        """Acquire the write lock and return True.
+
+        With waits=False, return False if another process holds the lock.
+
+        Raises:
+            LogLockedError: one other process has held the lock for TURN_SECONDS.
+        """
         if self._fs.lock_byte(self._lock_handle, self._byte):
             return True
         if not waits:
@@ -145,7 +186,7 @@ class Turn:
         while not self._fs.lock_byte(self._lock_handle, self._byte, timeout_ms=1000 * TURN_SECONDS):
             before = note
             note = self.note()
-            if note == before:  # else others have had it in turns, and this one waits on
+            if note == before:  # if it changed, others acquired the lock: wait again
                 raise self._kept(note)
         return True
 
@@ -161,20 +202,27 @@ class Turn:
         )
 
     def give(self) -> None:
+        """Release the write lock."""
         self._fs.unlock_byte(self._lock_handle, self._byte)
 
     def take_rewriting(self) -> bool:
-        """The right to make segments that are to replace others; False where another process has it."""
+        """Acquire the right to write replacement segments, as a compaction does.
+
+        Returns False if another process has that right.
+        """
         return self._fs.lock_byte(self._lock_handle, self._byte + 2)
 
     def give_rewriting(self) -> None:
+        """Release the right that take_rewriting() acquired."""
         self._fs.unlock_byte(self._lock_handle, self._byte + 2)
 
-    # -- the note ----------------------------------------------------------------------------------------------------
+    # -- the lock record ---------------------------------------------------------------
 
     def look(self) -> tuple[Note | None, Synced | None]:
-        """What the last turn left, and what is on disk; for who has the turn. The objects of the last call, or of
-        leave(), where they are the same.
+        """Return the lock record and the durable end. The caller holds the write lock.
+
+        Returns the same objects as the last call (or the objects written last) if the
+        bytes are unchanged, so that the caller can compare them with `is`.
         """
         content = self._fs.pread(self._note_handle, _SYNCED_AT + _SYNCED_BYTES, 0)
         note: Note | None = self._known_note[1]
@@ -192,7 +240,10 @@ class Turn:
         return note, synced
 
     def note(self) -> Note | None:
-        """What the last turn left; None where nothing is known, as after a power cut. Needs no turn."""
+        """Return the lock record, or None if it is unknown, as after a power cut.
+
+        May be called without the write lock.
+        """
         return self._unpacked(self._fs.pread(self._note_handle, _NOTE_BYTES, 0))
 
     def _unpacked(self, content: bytes) -> Note | None:
@@ -206,12 +257,12 @@ class Turn:
         return Note(structure, end, size_bytes, mark == _BUSY_MARK, bool(flags & _DELETED), pid)
 
     def begin(self) -> None:
-        """Marks the note "busy"; for the holder of the turn, once there is a note."""
-        # 12 bytes instead of the whole note: the rest stays what the turn before has left.
+        """Mark the existing lock record as busy. The caller holds the write lock."""
+        # Writes 12 bytes only. The rest of the record is unchanged.
         self._fs.pwrite(self._note_handle, self._busy, _HOLDER_AT)
 
     def leave(self, note: Note) -> None:
-        """Replaces the note; for the holder of the turn."""
+        """Replace the lock record. The caller holds the write lock."""
         packed = _NOTE.pack(self._boot, note.structure, note.end, note.size_bytes, _DELETED * note.is_deleted)
         if note.is_busy:
             holder = self._busy
@@ -222,14 +273,16 @@ class Turn:
         self._known_note = content, note
 
     def new_number(self) -> int:
-        """A structure number that no living process knows."""
-        return int.from_bytes(self._fs.random_bytes(8), "big") >> 2  # leaves room to count up within 64 bits
+        """Return a structure number that no running process has seen."""
+        # Two bits less, so that the number can be counted up within 64 bits.
+        return int.from_bytes(self._fs.random_bytes(8), "big") >> 2
 
-    # -- what is on disk ---------------------------------------------------------------------------------------------
+    # -- the durable end ---------------------------------------------------------------
 
     def synced(self) -> Synced | None:
-        """What is on disk; None where nothing is known. May be called without any lock."""
-        for _ in range(_LOOKS):  # both may be in the middle of being written, one after the other
+        """Return the durable end, or None if it is unknown. Needs no lock."""
+        # Both slots may be partially written, if one write follows the other.
+        for _ in range(_LOOKS):
             content = self._fs.pread(self._note_handle, _SYNCED_BYTES, _SYNCED_AT)
             found = self._newest(content)
             if found is not None:
@@ -239,7 +292,7 @@ class Turn:
         return None
 
     def note_synced(self, synced: Synced) -> None:
-        """Replaces what is said of the disk; under publishing."""
+        """Write the durable end to the older slot. The caller holds `publishing`."""
         content = self._fs.pread(self._note_handle, _SYNCED_BYTES, _SYNCED_AT).ljust(_SYNCED_BYTES, b"\0")
         before = self._newest(content)
         number = 1
@@ -252,7 +305,7 @@ class Turn:
         self._known_synced = content[:at] + packed + content[at + _SYNCED.size :], synced
 
     def _newest(self, content: bytes) -> _Written | None:
-        """The newer of what is whole in the two places; None where neither is."""
+        """Return the newest valid slot in `content`, or None if neither is valid."""
         newest: _Written | None = None
         for at in (0, _SYNCED.size):
             piece = content[at : at + _SYNCED.size]
