@@ -1,11 +1,11 @@
-"""Takes the lock of a log directory, and shares it among the members of this process.
+"""Acquires the lock of a log directory, and shares it among members of this process.
 
 Rules:
-- The marker of a clean shutdown (.kafka_cleanshutdown) is removed, durably, before the first write, so that Kafka
-  checks what a crash of ours would leave.
-- Staged writes that were under way when the last writer ended are rolled forward first.
+- The marker of a clean shutdown (.kafka_cleanshutdown) is deleted, durably, before the
+  first write. Kafka then checks the directory if this process crashes.
+- Staged writes that the last writer did not complete are rolled forward first.
 
-claim.py says what a member may do then. This module opens no log.
+claim.py defines the operations of a member. This module opens no log.
 """
 
 from __future__ import annotations
@@ -22,13 +22,19 @@ from logcore.trustedclock import TrustedClock
 
 
 def claim_directory(fs: FS, directory: str, member: str, *, shared: bool = False) -> Claim:
-    """Takes the lock on a log directory, or a share of it when this process holds it already.
+    """Acquire the lock of a log directory, or a share of it if this process holds it.
 
-    The first member removes the marker of a clean shutdown, so that Kafka checks what a crash of ours would leave.
-    shared: with other processes that say the same; staged writes are rolled forward by one that is alone. Raises
-    LogLockedError, and what keeps staged writes from being rolled forward into the member.
+    The first member deletes the marker of a clean shutdown, so that Kafka checks the
+    directory after a crash. With shared=True, other processes may hold the directory
+    too, if they also use shared=True. Staged writes are then rolled forward by a
+    process that is alone.
+
+    Raises:
+        LogLockedError: another process holds the directory.
+        LogcoreError: a staged write cannot be rolled forward into the member.
     """
-    from logcore.staging import applying  # late: who only reads does not need it
+    # Imported late, because readers do not need it.
+    from logcore.staging import applying
 
     lock = fs.lock(directory, member, shared=shared)
     try:
@@ -46,11 +52,12 @@ def claim_directory(fs: FS, directory: str, member: str, *, shared: bool = False
                     if is_alone:
                         common.blocked = applying.roll_forward(fs, directory)
                 common.is_unfinished = False
-            elif common.is_unfinished:  # also of this process, when it failed in the middle
+            elif common.is_unfinished:  # or this process failed half way
                 common.blocked = applying.roll_forward(fs, directory)
                 common.is_unfinished = bool(common.blocked)
             blocked = common.blocked.get(member)
-            if blocked is not None:  # offsets are given out in it for records that cannot be put in place
+            # Offsets are assigned in it for records that cannot be put in place.
+            if blocked is not None:
                 raise blocked
         return Claim(fs, directory, lock, common)
     except BaseException:
@@ -64,8 +71,9 @@ def _common(fs: FS, directory: str) -> Common:
 
 
 def _common_of_many(fs: FS, directory: str, handle: int) -> Common:
-    """What the members of one process know of a directory that others write to: nothing but what they read each
-    time.
+    """Return the state of a directory that several processes write to.
+
+    No facts about the directory are cached; they are read each time.
     """
     turn = ByteLock(cast(SharedFS, fs), handle, DIRECTORY_BYTE, directory)
     with turn.held():
@@ -81,7 +89,10 @@ def _common_of_many(fs: FS, directory: str, handle: int) -> Common:
 
 
 def _take_marker(fs: FS, directory: str) -> bool:
-    """Removes the marker of a clean shutdown; returns whether nothing in the directory needs checking."""
+    """Delete the marker of a clean shutdown.
+
+    Returns whether no file in the directory needs a check.
+    """
     marker = os.path.join(directory, checkpoint.CLEAN_SHUTDOWN)
     if fs.exists(marker):
         fs.unlink(marker)

@@ -1,15 +1,20 @@
-"""Appends that wait for the disk, and what is to happen once they are on it.
+"""Queue of appends that are waiting for an fsync, each with a completion callback.
 
 Rules:
-- Whoever appended waits in settle(), without the lock under which appends are decided. So others decide meanwhile, and
-  threads that wait for one log share its syncs.
-- What is to happen happens under the lock, in the thread that finds the append on disk, and may append more.
-- When settle() returns, nothing waits of what was added before it, nor of what that has led to. What others add
-  meanwhile is theirs to wait for: 64 threads that waited for one another shared no sync, and each took in all others'.
+- The appending thread waits in settle() without holding the lock under which appends
+  are decided. Other threads can therefore decide concurrently, and threads that wait
+  for the same log share a sync.
+- Callbacks run with the lock held, in the thread that finds the append durable. A
+  callback may append more records.
+- settle() returns once every append added before the call, and every append added by
+  their callbacks, is durable or has failed. It does not wait for later appends. (We
+  measured the
+  alternative: 64 threads that waited for each other shared no sync, and each processed
+  the appends of all others.)
+- A caller that makes a decision from the content of a log, and has appended nothing,
+  calls sync_present().
 
-- Who decides by what a log holds, and has appended nothing, calls sync_present().
-
-Nothing here appends.
+This module never appends.
 """
 
 from __future__ import annotations
@@ -23,24 +28,31 @@ import attrs
 from logcore.errors import DurabilityUnknownError, LogcoreError, LogFailedError
 from logcore.log import Log
 
-#: Called with the logs that could not be synced, and why.
+#: Completion callback. Its argument maps the logs that could not be synced to the
+#: errors.
 Then = Callable[[Mapping[Log, LogcoreError]], None]
 
 
 @attrs.define(eq=False)
 class _Waiting:
-    """number: in the order of what was added; what it leads to has the same. ends: how far each log has to be on disk.
-    failures: of logs whose sync failed.
-    """
+    """An append that is not durable yet."""
+
+    #: Position in the order of add(). Appends added by its callback have the same
+    #: number.
 
     number: int
+    #: The offset up to which each log must be durable. Synced logs are removed.
     ends: dict[Log, int]
+    #: Called once `ends` is empty.
     then: Then
+    #: Logs whose sync failed, with the error.
     failures: dict[Log, LogcoreError] = attrs.Factory(dict)
 
     def hear(self, log: Log, failure: LogcoreError | None) -> None:
-        """A sync of the log has ended. One that failed may have come behind one that was enough, and one that succeeded
-        may have begun before the append.
+        """Update the append after a sync of the log has ended.
+
+        A failed sync may have followed one that made the append durable. A successful
+        sync may have begun before the append, and then the append continues to wait.
         """
         end = self.ends[log]
         if log.durable_end_offset < end <= log.log_end_offset and failure is None:
@@ -51,17 +63,20 @@ class _Waiting:
 
 
 class Settling:
-    """Appends that wait for the disk, in their order. lock: see above; reentrant."""
+    """Appends that wait for a sync, in their order."""
 
     def __init__(self, lock: AbstractContextManager[object]) -> None:
+        """Create an empty queue. `lock` is described above; it must be reentrant."""
         self._lock = lock
         self._waiting: deque[_Waiting] = deque()
         self._added = 0  # the last number
-        self._cause: int | None = None  # the number of that whose then() runs
+        # The number of the append whose callback is running.
+        self._cause: int | None = None
 
     def add(self, ends: Mapping[Log, int], then: Then) -> None:
-        """Under the lock: calls then() once each log is on disk up to its end, or could not be synced; at once if there
-        is none.
+        """Call `then` once each log is durable up to its end, or could not be synced.
+
+        Called with the lock held. If `ends` is empty, the callback runs at once.
         """
         if not ends:
             then({})
@@ -73,7 +88,10 @@ class Settling:
         self._waiting.append(_Waiting(number, dict(ends), then))
 
     def settle(self) -> None:
-        """Waits for the disk until nothing waits of what was added so far. Not under the lock."""
+        """Wait until all appends added so far are durable or have failed.
+
+        Called without the lock.
+        """
         with self._lock:
             last = self._added
         while True:
@@ -91,7 +109,7 @@ class Settling:
                     self._hear(log, failure)
 
     def _hear(self, log: Log, failure: LogcoreError | None) -> None:
-        for one in tuple(self._waiting):  # an interrupt in the middle leaves the others waiting
+        for one in tuple(self._waiting):  # if interrupted, the rest still waits
             if log in one.ends:
                 one.hear(log, failure)
             if not one.ends:
@@ -108,12 +126,14 @@ class Settling:
 
 
 def sync_present(log: Log) -> None:
-    """Returns when all that the log holds is on disk, for decisions that are made from it.
+    """Return when all present records of the log are durable.
 
-    Where another process cuts or recovers the log meanwhile, that is what it holds then. flush() raises there, because
-    it cannot say what has become of the records of before.
+    Used before decisions that are based on the content of the log. If another process
+    truncates or recovers the log concurrently, the remaining records count. flush()
+    raises in that case, because the state of the earlier records is unknown.
 
-    Raises DurabilityUnknownError when a sync failed; else as Log.flush().
+    Raises:
+        DurabilityUnknownError: a sync failed. Other errors are those of Log.flush().
     """
     while log.durable_end_offset < log.log_end_offset:
         try:

@@ -1,10 +1,11 @@
-"""Stores in a copy what the leader of a log has stored.
+"""Stores the batches of a leader in a copy of its log.
 
 Rules:
-- following.py judges the batches before anything is written.
-- Leader epochs are on disk before their batches: an epoch without records contradicts nothing, records without theirs
-  do.
-- The index of aborted transactions names in each segment what the markers in it aborted, as the leader's does.
+- following.py checks the batches before anything is written.
+- Leader epochs are durable before their batches. An epoch without records is
+  consistent; records without their epoch are not.
+- In each segment, the index of aborted transactions lists the transactions that the
+  markers in that segment aborted, as in the leader's log.
 
 Callers hold the log's lock.
 """
@@ -27,11 +28,14 @@ from logcore.segment import ActiveSegment
 
 @locked
 def store_locked(writer: Writer, data: Buffer, *, begins_segment: bool, durability: Level | None, now_ms: int) -> int:
-    """Stores the leader's batches; returns the first offset. begins_segment: the first of them begins a segment.
+    """Store batches of the leader, and return the first offset.
 
-    Raises CorruptBatchError and OffsetOutOfRangeError before anything is written.
+    With begins_segment=True, the first batch begins a new segment.
+
+    Raises:
+        CorruptBatchError, OffsetOutOfRangeError: raised before anything is written.
     """
-    # An epoch in which nothing was stored says nothing: this log led in it, or an append failed.
+    # Drop an epoch without records: this log was the leader in it, or an append failed.
     entries = epochs.truncate_end(writer.epochs, writer.state.end)
     latest_epoch = -1
     if entries:
@@ -45,7 +49,8 @@ def store_locked(writer: Writer, data: Buffer, *, begins_segment: bool, durabili
         _begin_at_locked(writer, first)
     elif begins_segment and writer.active.size_bytes:
         writer.roll_locked()
-    # Notes come before what they tell of: the gaps, or a reader would call them losses; then the leader epochs.
+    # Store the metadata before the batches: first the gaps, because readers would
+    # report them as losses; then the leader epochs.
     if found.gap_end:
         writer.note_gaps_locked(found.gap_end)
     entries = epochs.truncate_end(writer.epochs, writer.state.end)
@@ -63,17 +68,24 @@ def store_locked(writer: Writer, data: Buffer, *, begins_segment: bool, durabili
 def _store_run_locked(
     writer: Writer, view: memoryview, run: layout.Facts, now_ms: int, durability: Level | None
 ) -> None:
-    """Stores batches of which the last may be a marker; then the index of its segment names what it aborted."""
+    """Store a run of batches, and update the index of aborted transactions.
+
+    The last batch of the run may be a transaction marker.
+    """
     start = int(run["position"][0])
     stop = int(run["position"][-1] + run["size_bytes"][-1])
     if int(run["last_offset"][-1]) > writer.active.limit_offset:
-        # The next segment begins behind the gap, for its offsets are relative to its base, and 32 bits wide.
+        # The next segment begins after the gap, because offsets are stored relative to
+        # the segment's base, in 32 bits.
         writer.roll_locked(int(run["base_offset"][0]))
     before = writer.state.end
     writer.store_locked(view[start:stop], encoded(run, start), now_ms, durability)
     if writer.followed is not None and writer.followed.next_offset != before:
-        writer.followed = None  # this log has led meanwhile, and its own appends are not in it
-    # A log without markers never pays for this: the first one walks the whole log, later batches are added.
+        # This log was the leader in between. `followed` lacks the batches that it
+        # appended.
+        writer.followed = None
+    # A log without markers avoids this cost. The first marker causes one pass over the
+    # whole log, and later batches are added one by one.
     if writer.followed is None and not is_marker(run):
         return
     try:
@@ -85,17 +97,19 @@ def _store_run_locked(
             writer.active.add_aborted(entry)
         writer.active.has_markers |= is_marker(run)
     except BaseException as error:
-        # Kafka believes the file, so it must not lack an entry; opening the log again writes it.
+        # Kafka trusts the index file, so it must not lack an entry. Opening the log
+        # again writes the entry.
         writer.commit.poison(error)
         raise
 
 
 @keeps_order
 def _begin_at_locked(writer: Writer, offset: int) -> None:
-    """Makes an empty log one that begins at offset, as its leader's does."""
+    """Make an empty log begin at `offset`, like the log of its leader."""
     old = writer.active
     path = os.path.join(writer.path, file_name(offset, LOG))
-    # A crash may leave both segments and the old start: then the offsets between them must not look lost.
+    # A crash may leave both segments and the old start. The offsets in between must
+    # then not be reported as lost.
     writer.note_gaps_locked(offset)
     with writer.commit.held():
         try:
@@ -111,7 +125,8 @@ def _begin_at_locked(writer: Writer, offset: int) -> None:
             writer.state.show(offset)
             writer.is_midway = False
         except BaseException as error:
-            # Lack of room or descriptors passes, as long as no file says that the log begins there.
+            # A lack of space or descriptors is temporary, unless a file already claims
+            # that the log begins at the offset.
             if isinstance(error, (DiskFullError, ResourceError)) and not writer.fs.exists(path):
                 writer.is_midway = False
             else:

@@ -1,12 +1,16 @@
-"""What the copy of a log makes of batches that its leader has stored.
+"""Checks which batches of a leader the copy of a log may store.
 
 Rules (Kafka's UnifiedLog.appendAsFollower):
-- Offsets and leader epochs are the leader's. Nothing is stamped, so the files of both hold the same bytes.
-- Offsets rise from the end of the copy on. A gap is one that compaction left in the leader's log.
-- Leader epochs never fall.
-- Each batch is whole and its CRC matches. Records are not decoded: the leader has judged them.
+- Offsets and leader epochs are the leader's. No timestamp is changed, so the files of
+  both logs contain the same bytes.
+- Offsets rise from the end of the copy on. A gap is a gap that compaction left in the
+  leader's log.
+- Leader epochs never decrease.
+- Each batch is complete and its CRC matches. Records are not decoded, because the
+  leader has checked them.
 
-Pure functions over bytes: log.py stores what is accepted, and writes the epochs first.
+This module contains pure functions over bytes. log.py stores the accepted batches, and
+writes the epochs first.
 """
 
 from __future__ import annotations
@@ -25,35 +29,39 @@ from logcore.partition import epochs
 from logcore.partition.order import end_of, epochs_in_order, epochs_of, in_order
 from logcore.recordbatch import are_markers, read_batches
 
-#: Beside a gap this wide the relative offsets of a segment may not fit into 32 bits.
+#: If a gap is wider than this, the relative offsets of a segment may exceed 32 bits.
 _WIDE_GAP: Final = 1 << 30
-_MOST_BATCHES: Final = 1 << 30  # no limit: as many as fit in 64 GiB
+_MOST_BATCHES: Final = 1 << 30  # no limit: the minimum size of this many is 64 GiB
 
 
 @attrs.frozen
 class Continuation:
-    """Batches that continue a log.
+    """Batches that continue a log."""
 
-    facts: of the batches, an array of layout.BATCH_FACTS whose positions count in the data that was given. epochs: the
-    leader epochs that begin in them. gap_end: the base offset behind the last gap, 0 if there is none.
-    """
+    #: The batches, an array of layout.BATCH_FACTS. Positions are relative to the data.
 
     facts: layout.Facts
+    #: The leader epochs that begin in the batches.
     epochs: list[epochs.Entry]
+    #: The base offset after the last gap; 0 if there is none.
     gap_end: int
 
     @property
     def first_offset(self) -> int:
+        """The base offset of the first batch."""
         return int(self.facts["base_offset"][0])
 
     @property
     def has_producers(self) -> bool:
-        """Whether any of them is of an idempotent producer, or a marker."""
+        """Whether any batch is a marker or comes from an idempotent producer."""
         return bool(np.any((self.facts["producer_id"] >= 0) & (self.facts["magic"] == 2)))
 
     def runs(self) -> Iterator[layout.Facts]:
-        """The batches in stretches that may be written together: a marker is the last of one, for the index of the
-        segment that it is stored in names what it aborted; and none has a gap inside that one segment may not hold.
+        """Yield the batches in runs that may be written together.
+
+        A marker is always the last batch of its run, because the segment in which it is
+        stored indexes the transaction that it aborted. A run contains no gap that may
+        be too wide for one segment.
         """
         gaps = self.facts["base_offset"][1:] - self.facts["last_offset"][:-1]
         ends = are_markers(self.facts[:-1]) | (gaps > _WIDE_GAP)
@@ -64,18 +72,18 @@ class Continuation:
 
 
 def is_marker(facts: layout.Facts) -> bool:
-    """Whether the last of some batches is a control batch of a transaction."""
+    """Return whether the last of these batches is a control batch of a transaction."""
     return bool(are_markers(facts[-1:])[0])
 
 
 def encoded(facts: layout.Facts, start: int) -> list[EncodedBatch]:
-    """Where batches lie in a buffer that begins at position start of the data."""
+    """Return the places of batches in a buffer that begins at `start` of the data."""
     columns = (facts[name].tolist() for name in ("position", "size_bytes", "last_offset", "max_timestamp"))
     return [(position - start, size, last, newest) for position, size, last, newest in zip(*columns, strict=True)]
 
 
 def control_types_in(data: Buffer) -> Callable[[int], str]:
-    """As transactions.control_types(), for batches in a buffer."""
+    """Return a function like transactions.control_types(), for batches in a buffer."""
 
     def control_type(position: int) -> str:
         return next(read_batches(memoryview(data)[position:])).control_type()
@@ -84,14 +92,17 @@ def control_types_in(data: Buffer) -> Callable[[int], str]:
 
 
 def follow(data: Buffer, *, log_end: int, leader_epoch: int) -> Continuation:
-    """Judges whole batches that are to be stored at log_end or behind it. leader_epoch: the latest of the log.
+    """Check complete batches that will be stored at or above `log_end`.
 
-    Raises CorruptBatchError where bytes are no whole batches, and OffsetOutOfRangeError where batches do not continue
-    the log; nothing is to be stored then.
+    `leader_epoch` is the latest epoch of the log. On an error, no batch may be stored.
+
+    Raises:
+        CorruptBatchError: the bytes are not complete batches.
+        OffsetOutOfRangeError: the batches do not continue the log.
     """
     size = len(memoryview(data).cast("B"))
     facts, position, why = kernel.walk(data, 0, size, _MOST_BATCHES, True)
-    if not len(facts) or position < size:  # no batch at all, or bytes behind the last whole one
+    if not len(facts) or position < size:  # no batch, or bytes after the last whole one
         raise CorruptBatchError(
             "not whole batches",
             position=position,
@@ -101,7 +112,8 @@ def follow(data: Buffer, *, log_end: int, leader_epoch: int) -> Continuation:
     _check_offsets(facts, log_end)
     begun = _begun_epochs(facts, leader_epoch)
     bases = facts["base_offset"]
-    expected = np.concatenate(([log_end], facts["last_offset"][:-1] + 1))  # of each batch, were there no gaps
+    # The base offset of each batch if there were no gaps.
+    expected = np.concatenate(([log_end], facts["last_offset"][:-1] + 1))
     behind_gaps = bases[bases > expected]
     gap_end = 0
     if len(behind_gaps):
@@ -124,7 +136,7 @@ def _check_offsets(facts: layout.Facts, log_end: int) -> None:
 
 
 def _begun_epochs(facts: layout.Facts, latest: int) -> list[epochs.Entry]:
-    """The leader epochs above the latest that begin in some batches."""
+    """Return the leader epochs above `latest` that begin in these batches."""
     numbers = epochs_of(facts)
     row = epochs_in_order(facts, latest)
     if row < len(facts):
@@ -136,7 +148,8 @@ def _begun_epochs(facts: layout.Facts, latest: int) -> list[epochs.Entry]:
             found=int(numbers[row]),
         )
     entries: list[epochs.Entry] = []
-    for row in np.flatnonzero(np.diff(numbers, prepend=-1)).tolist():  # where the epoch changes
+    # Rows in which the epoch changes.
+    for row in np.flatnonzero(np.diff(numbers, prepend=-1)).tolist():
         epoch = int(numbers[row])
         if epoch > latest:
             entries.append((epoch, int(facts["base_offset"][row])))

@@ -1,13 +1,16 @@
-"""The last batches of each idempotent producer: so that a batch sent twice is stored once, and a gap is noticed.
+"""The last batches of each idempotent producer: detects duplicates and lost batches.
 
-Rules (storage format sections 5.1 to 5.5, as a Kafka leader):
-- Of each producer id, its epoch and its last five batches are known. A batch equal to one of them was sent twice.
-- The next batch begins at the next sequence, or at 0 when the epoch is new. From an unknown producer any sequence is
-  accepted, because its state may have expired.
-- A batch of an older epoch comes from a producer that another has replaced.
-- A snapshot is a cache of this, taken at an offset: with it, only the batches behind it need to be read.
+Rules (storage format sections 5.1 to 5.5, as in a Kafka leader):
+- For each producer id, its epoch and its last five batches are kept. A batch that is
+  equal to one of them is a duplicate.
+- The next batch begins at the next sequence, or at 0 if the epoch is new. From an
+  unknown producer, any sequence is accepted, because its state may have expired.
+- A batch of an older epoch comes from a producer that was replaced by another one.
+- A snapshot is a cache of this state, taken at an offset. With a snapshot, only the
+  batches after it must be read.
 
-This module reads no log and writes no file: heads are handed to it, and snapshots are bytes.
+This module reads no log and writes no file. It is given batch headers, and snapshots as
+bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from logcore.errors import (
 from logcore.kernels.checksum import crc32c
 from logcore.kernels.layout import CONTROL_BIT, INT32_MAX, TRANSACTIONAL_BIT, Facts
 
-#: How many batches of a producer are known; its client keeps no more than that outstanding.
+#: Number of batches kept for each producer. Its client has at most that many in flight.
 KNOWN_BATCHES: Final = 5
 #: Kafka: producer.id.expiration.ms.
 EXPIRATION_MS: Final = 86_400_000
@@ -48,7 +51,7 @@ SNAPSHOT_ENTRY: Final = np.dtype(
         ("current_txn_first_offset", ">i8"),
     ]
 )
-#: Where in a snapshot the bytes begin that its CRC covers.
+#: Position in a snapshot at which the bytes begin that its CRC covers.
 SNAPSHOT_CRC_START: Final = 6
 assert SNAPSHOT_HEAD.itemsize == 10 and SNAPSHOT_ENTRY.itemsize == 46
 
@@ -64,15 +67,16 @@ class SequencedBatch(NamedTuple):
 
 
 class ProducerFacts(NamedTuple):
-    """A producer of a partition. last_sequence: -1 after a marker with a new epoch. coordinator_epoch: of its last
-    marker, -1 before the first. open_offset: where its open transaction begins, -1 when none is open.
-    """
+    """A producer of a partition."""
 
     producer_id: int
     epoch: int
+    #: -1 after a marker with a new epoch.
     last_sequence: int
     timestamp_ms: int
+    #: The coordinator epoch of its last marker; -1 before the first.
     coordinator_epoch: int
+    #: The first offset of its open transaction; -1 if none is open.
     open_offset: int
 
 
@@ -85,13 +89,14 @@ class _Producer:
     open_offset: int = -1  # first offset of its open transaction
 
     def enter_epoch(self, epoch: int) -> None:
-        """Sequences of another epoch begin again, so batches of the one before are no longer compared."""
+        """Switch to another epoch, and drop the batches: its sequences begin again."""
         if epoch != self.epoch:
             self.epoch = epoch
             self.batches.clear()
 
 
 def last_sequence(first_sequence: int, record_count: int) -> int:
+    """Return the sequence of the last record of a batch."""
     return (first_sequence + record_count - 1) & INT32_MAX
 
 
@@ -111,16 +116,20 @@ class Producers:
     def duplicate_of(
         self, producer_id: int, epoch: int, first_sequence: int, record_count: int, *, is_transactional: bool = False
     ) -> SequencedBatch | None:
-        """The stored batch that a batch to append repeats, None for a new one that is in order.
+        """Return the stored batch that this one repeats, or None for a new valid one.
 
-        Raises InvalidProducerEpochError, OutOfOrderSequenceError, and InvalidTransactionStateError for a batch outside
-        the transaction that its producer has open.
+        Raises:
+            InvalidProducerEpochError: the producer was replaced.
+            OutOfOrderSequenceError: a batch is missing or repeated.
+            InvalidTransactionStateError: the batch is outside the transaction that its
+                producer has open.
         """
         known = self._known.get(producer_id)
         if known is None:
             return None
         last = last_sequence(first_sequence, record_count)
-        # As many batches are known as a client may have in flight, so whatever it sends again is among them.
+        # As many batches are kept as a client may have in flight, so this includes
+        # every batch that the client may resend.
         if epoch == known.epoch:
             for batch in known.batches:
                 if batch.first_sequence == first_sequence and batch.last_sequence == last:
@@ -150,7 +159,7 @@ class Producers:
         return None
 
     def check_epoch(self, producer_id: int, epoch: int) -> None:
-        """Raises InvalidProducerEpochError for a producer that was replaced."""
+        """Raise InvalidProducerEpochError if the producer was replaced."""
         known = self._known.get(producer_id)
         if known is not None and epoch < known.epoch:
             raise InvalidProducerEpochError(
@@ -160,7 +169,7 @@ class Producers:
             )
 
     def facts(self) -> list[ProducerFacts]:
-        """One row for each producer."""
+        """Return one row for each producer."""
         found: list[ProducerFacts] = []
         for producer_id, known in self._known.items():
             last = -1
@@ -174,16 +183,20 @@ class Producers:
         return found
 
     def coordinator_epoch_of(self, producer_id: int) -> int:
-        """That of a producer's last marker, -1 before the first one."""
+        """Return the coordinator epoch of a producer's last marker, or -1."""
         known = self._known.get(producer_id)
         if known is None:
             return -1
         return known.coordinator_epoch
 
     def check_marker(self, producer_id: int, epoch: int, coordinator_epoch: int) -> int:
-        """The first offset of the transaction that a marker would end, -1 for none (section 5.3).
+        """Return the first offset of the transaction that a marker would end.
 
-        Raises InvalidProducerEpochError and CoordinatorFencedError.
+        Returns -1 if none is open. See section 5.3 of the storage format.
+
+        Raises:
+            InvalidProducerEpochError: the producer was replaced.
+            CoordinatorFencedError: the coordinator was replaced.
         """
         known = self._known.get(producer_id)
         if known is None:
@@ -203,7 +216,7 @@ class Producers:
         return known.open_offset
 
     def end_transaction(self, producer_id: int, epoch: int, coordinator_epoch: int, timestamp_ms: int) -> None:
-        """Takes note of a marker that was stored."""
+        """Add a marker that was stored."""
         known = self._known.setdefault(producer_id, _Producer(epoch))
         known.enter_epoch(epoch)
         known.timestamp_ms = timestamp_ms
@@ -211,7 +224,7 @@ class Producers:
         known.open_offset = -1
 
     def open_transactions(self) -> dict[int, int]:
-        """Producer id -> first offset of its open transaction."""
+        """Return the first offset of each open transaction, by producer id."""
         return {producer_id: known.open_offset for producer_id, known in self._known.items() if known.open_offset >= 0}
 
     def add(
@@ -222,7 +235,7 @@ class Producers:
         *,
         is_transactional: bool,
     ) -> None:
-        """Takes note of a data batch that was stored."""
+        """Add a data batch that was stored."""
         known = self._known.get(producer_id)
         if known is None:
             known = self._known[producer_id] = _Producer(epoch)
@@ -233,7 +246,10 @@ class Producers:
             known.open_offset = batch.first_offset
 
     def add_facts(self, facts: Facts, coordinator_epoch: Callable[[int], int]) -> None:
-        """Takes in the heads of stored batches, in order. coordinator_epoch(position): that of the marker there."""
+        """Add the headers of stored batches, in order.
+
+        `coordinator_epoch(position)` returns the coordinator epoch of the marker there.
+        """
         if not len(facts):
             return
         for row in facts[(facts["magic"] == 2) & (facts["producer_id"] >= 0)].tolist():
@@ -242,10 +258,11 @@ class Producers:
             epoch = fact["producer_epoch"]
             count = fact["record_count"]
             if fact["attributes"] & CONTROL_BIT:
-                if count:  # compaction leaves empty ones, which say nothing
+                if count:  # compaction leaves empty control batches, without a marker
                     self.end_transaction(producer_id, epoch, coordinator_epoch(fact["position"]), fact["max_timestamp"])
                 continue
-            # Compaction may have taken records out, but keeps both offsets of a batch: they tell how many were sent.
+            # Compaction may have removed records, but it keeps both offsets of a batch.
+            # They give the number of records that were sent.
             sent = fact["last_offset"] - fact["base_offset"] + 1
             first = fact["base_sequence"]
             batch = SequencedBatch(
@@ -259,20 +276,25 @@ class Producers:
         self.next_offset = int(facts["last_offset"][-1]) + 1
 
     def fill(self, others: Producers) -> None:
-        """Takes from others, who know the last batches alone, those before the newest one of each producer."""
+        """Add earlier batches from `others`, which were read from the log.
+
+        They replace the batches of a producer if the newest batch is the same.
+        """
         for producer_id, known in self._known.items():
             other = others._known.get(producer_id)
             if other is None or other.epoch != known.epoch or not (known.batches and other.batches):
                 continue
-            # All but the time: a snapshot has one time for a producer, which may be that of a marker behind the batch.
+            # The time is not compared: a snapshot has one time for each producer, which
+            # may be the time of a marker after the batch.
             if other.batches[-1][:4] == known.batches[-1][:4]:
                 known.batches = other.batches
 
     def expire(self, now_ms: int) -> None:
-        """Forgets producers that have not written for a day, by the times of their records, as Kafka does.
+        """Remove producers that have written no batch for a day.
 
-        Batches without a time do not say when they were written. Their producer's day begins now: forgotten at once, it
-        would have its next retry stored a second time.
+        Like Kafka, this uses the timestamps of their records. If batches have no
+        timestamp, the day of their producer begins now. If the producer were removed at
+        once, its next retry would be stored a second time.
         """
         for known in self._known.values():
             if known.timestamp_ms < 0:
@@ -284,7 +306,7 @@ class Producers:
         }
 
     def last_batches(self) -> dict[int, tuple[int, int]]:
-        """Producer id -> (epoch, last offset of its newest data batch, -1 for none)."""
+        """Return (epoch, last offset of the newest data batch or -1) by producer id."""
         found: dict[int, tuple[int, int]] = {}
         for producer_id, known in self._known.items():
             last = -1
@@ -294,7 +316,7 @@ class Producers:
         return found
 
     def pack(self) -> bytes:
-        """The content of a .snapshot file. Only the newest batch of a producer has room in it."""
+        """Return the content of a .snapshot file: the newest batch of each producer."""
         entries = np.zeros(len(self._known), SNAPSHOT_ENTRY)
         for row, (producer_id, known) in zip(entries, self._known.items(), strict=True):
             if known.batches:
@@ -317,7 +339,7 @@ class Producers:
 
     @classmethod
     def unpack(cls, content: bytes, offset: int) -> Producers | None:
-        """From the content of a .snapshot file and the offset in its name; None when it is damaged."""
+        """Decode a .snapshot file; `offset` is in its name. None if it is damaged."""
         try:
             entries = snapshot_entries(content)
         except CorruptLogError:
@@ -336,7 +358,11 @@ class Producers:
 
 
 def snapshot_entries(content: bytes, path: str | None = None) -> npt.NDArray[np.void]:
-    """The entries of a .snapshot file, an array of SNAPSHOT_ENTRY. Raises CorruptLogError where Kafka rejects it."""
+    """Return the entries of a .snapshot file, an array of SNAPSHOT_ENTRY.
+
+    Raises:
+        CorruptLogError: Kafka would reject the file.
+    """
     if len(content) < SNAPSHOT_HEAD.itemsize:
         raise CorruptLogError(
             "a snapshot cut short", path=path, expected="at least 10 bytes", found=f"{len(content)} bytes"

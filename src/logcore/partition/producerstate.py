@@ -1,17 +1,23 @@
-"""The producers of a log: in memory, in the snapshots beside its segments, and in the batches behind them.
+"""The state of a log's producers: in memory, in snapshots, and in the batches after
+them.
 
 Rules (storage format sections 5.1 to 5.5):
-- Nothing is looked up before the first idempotent producer comes: a log without such producers never pays for them.
-- What is known is that of the newest sound snapshot at or below the end, and of the batches behind it. After an append
-  that may have stored a part, it is forgotten and looked up again.
-- Each roll saves what the batches below it say. In the middle of an append that is read from them, because they are
-  noted once all of the append is stored.
-- A snapshot has room for the newest batch of a producer. A client may send the five last ones again, so those before it
-  are read from the log, as far as they are near its end.
-- A snapshot is a cache. If it cannot be written, the next opening walks over heads instead. A snapshot above the end
-  tells of removed records, and must be deleted before others get their offsets.
+- The state is loaded when the first idempotent producer appends. A log without such
+  producers never pays for it.
+- The state is loaded from the newest valid snapshot at or below the log end, and from
+  the batches after it. After an append that may have stored a part of its batches, the
+  state is dropped and loaded again.
+- Each roll saves the state below the new segment. During an append, this state is read
+  from the log, because batches are added to the state in memory only after the whole
+  append is stored.
+- A snapshot contains the newest batch of each producer. A client may resend its last
+  five batches, so earlier ones are read from the log if they are near its end.
+- A snapshot is a cache. If it cannot be written, the next opening reads headers
+  instead. A snapshot above the log end describes removed records, and must be deleted
+  before other records get their offsets.
 
-All is called under the log's lock. This module judges no sequence (producers.py) and writes no segment (log.py).
+All functions are called with the log's lock held. This module checks no sequence
+numbers (producers.py does) and writes no segments (log.py does).
 """
 
 from __future__ import annotations
@@ -45,58 +51,73 @@ from logcore.segment import Segment
 #: Producer id, producer epoch, base sequence and record count, from byte 43 of a v2 batch on.
 _PRODUCER: Final = struct.Struct(">qhii")
 
-#: How far before a snapshot to look for batches that a client may still send again: five requests of 1 MiB, some of
-#: several clients. A head takes 3 us, and a batch has 100 bytes at least.
+#: How far before a snapshot to search for batches that a client may still resend: five
+#: requests of 1 MiB, from several clients. Reading a header takes 3 us, and a batch has
+#: at least 100 bytes.
 _LOOK_BACK_BYTES: Final = 8 << 20
 
-#: What is to be noted of batches once they are stored: (producer id, epoch, whether it is transactional, batch).
+#: The batches to add to the state once they are stored: (producer id, epoch, whether
+#: the batch is transactional, batch).
 Sequenced = list[tuple[int, int, bool, SequencedBatch]]
 
 
 class ProducerState:
-    """The producers of the log in a directory. extent(): its segments and its end offset now. now_ms(): the trusted
-    time.
-    """
+    """The producers of the log in a directory."""
 
     def __init__(
         self, fs: FS, path: str, extent: Callable[[], tuple[Sequence[Segment], int]], now_ms: Callable[[], int]
     ) -> None:
+        """Create an empty state; the producers are loaded later.
+
+        `extent` returns the segments of the log and its end offset. `now_ms` returns
+        the trusted time.
+        """
         self._fs = fs
         self._now_ms = now_ms
         self._path = path
         self._extent = extent
         self._known: Producers | None = None  # None until the first known(), and after forget()
-        self._storing_from: int | None = None  # the log end where an append under way began
+        self._storing_from: int | None = None  # the log end before a running append
 
     def forget(self) -> None:
-        """Looked up again when it is needed."""
+        """Drop the state. It is loaded again when it is next needed."""
         self._known = None
 
     @property
     def is_known(self) -> bool:
-        """Whether known() has nothing to read."""
+        """Whether known() can return without reading."""
         return self._known is not None
 
     def known(self) -> Producers:
-        """The producers, as of the log's end. Raises CorruptBatchError and StorageReadError."""
+        """Return the producers as of the log end.
+
+        Raises:
+            CorruptBatchError, StorageReadError: they could not be loaded.
+        """
         if self._known is None:
             self._known = self._looked_up()
         _, end = self._extent()
         if self._known.next_offset < end:
-            self._known.next_offset = end  # what others appended meanwhile has no producer id
+            # Batches that were appended without add() have no producer id.
+            self._known.next_offset = end
         return self._known
 
     def _looked_up(self) -> Producers:
         segments, end = self._extent()
-        # One below the first segment would lack the batches between it and there, which were deleted. One below the
-        # log start is good: the segment that holds the log start still has the batches behind it.
+        # 1. Load the newest snapshot. One below the first segment would lack the
+        # deleted batches in between. One below the log start is valid, because the
+        # segment that contains the log start still has the batches after it.
         producers = self._loaded(segments[0].base_offset, end)
-        if producers is None:  # and not an empty one, which says that no producer is known up to there
+        # An empty snapshot differs from None: it shows that there are no producers
+        # below.
+        if producers is None:
             producers = Producers(next_offset=segments[0].base_offset)
         else:
-            # Without them a batch that is sent again may be refused as out of order, but never be stored twice.
+            # 2. Add earlier batches. Without them, a batch that is resent may be
+            # refused as out of order, but it is never stored twice.
             with contextlib.suppress(CorruptBatchError, StorageReadError):
                 producers.fill(_last_below(segments, producers.next_offset))
+        # 3. Read the batches after the snapshot.
         for segment in segments[max(0, slot_of(segments, producers.next_offset)) :]:
             start = max(producers.next_offset, segment.base_offset)
             for facts, position, why in segment.walk(segment.find(start), crc=False):
@@ -107,7 +128,7 @@ class ProducerState:
         return producers
 
     def adopt(self, facts: layout.Facts, segment: Segment) -> None:
-        """Takes in batches that another process has appended to a segment, in order."""
+        """Add batches that another process has appended to a segment, in order."""
         if self._known is None:
             return
         try:
@@ -117,21 +138,27 @@ class ProducerState:
             raise
 
     def expire(self, now_ms: int) -> None:
-        """Forgets producers that have written nothing for a day."""
+        """Remove producers that have written no batch for a day."""
         if self._known is not None:
             self._known.expire(now_ms)
 
-    # -- batches to append ---------------------------------------------------------------------------------------
+    # -- appending ---------------------------------------------------------------------
 
     def judge(self, raw: bytearray, batches: Sequence[EncodedBatch]) -> Sequenced | SequencedBatch | None:
-        """The facts of batches that storing() takes, None when they name no producer; or the batch that they repeat.
+        """Check the sequence numbers of batches before they are appended.
 
-        Raises InvalidProducerEpochError, OutOfOrderSequenceError and InvalidTransactionStateError.
+        Returns the facts that storing() needs, or None if no batch has a producer. If a
+        single batch repeats a stored one, returns the stored batch.
+
+        Raises:
+            InvalidProducerEpochError, OutOfOrderSequenceError,
+            InvalidTransactionStateError: a batch is not valid after the stored ones.
         """
         if len(batches) == 1 and raw[43] & 0x80:  # producer id -1
             return None
         found: Sequenced = []
-        ahead = Producers()  # as they will be after the batches of this call that were judged, which are not stored yet
+        # The state after the batches of this call that were checked but not stored yet.
+        ahead = Producers()
         for position, _, last_offset, max_timestamp in batches:
             producer_id, epoch, first_sequence, count = _PRODUCER.unpack_from(raw, position + 43)
             if producer_id < 0:
@@ -145,7 +172,7 @@ class ProducerState:
             if duplicate is not None:
                 if len(batches) == 1:
                     return duplicate
-                # One receipt cannot say of some that they are old and of others that they are new.
+                # One receipt cannot describe both old and new batches.
                 raise OutOfOrderSequenceError("a batch among several was stored before", found=first_sequence)
             last = last_sequence(first_sequence, count)
             batch = SequencedBatch(first_sequence, last, last_offset - count + 1, last_offset, max_timestamp)
@@ -155,32 +182,36 @@ class ProducerState:
 
     @contextlib.contextmanager
     def storing(self, sequenced: Sequenced | None, *, is_judged: bool) -> Generator[None, None, None]:
-        """Around the writing of batches; notes those of judge() once all are stored. is_judged: False for batches that
-        came as they are, of which only their heads tell.
+        """Wrap the writing of batches, and add them to the state once all are stored.
+
+        `sequenced` is the result of judge(). With is_judged=False the batches were not
+        checked, and only their headers contain producers.
         """
-        # Batches that were not judged may name any producer: what is known is looked up again when it is next needed.
+        # Unchecked batches may name any producer, so the state is loaded again later.
         if not is_judged:
             self.forget()
         _, self._storing_from = self._extent()
         try:
             yield
             if not is_judged:
-                self.forget()  # a roll within the append may have looked them up, before the rest was stored
+                # A roll within the append may have loaded it before the rest was
+                # stored.
+                self.forget()
             for producer_id, epoch, is_transactional, batch in sequenced or ():
                 self.known().add(producer_id, epoch, batch, is_transactional=is_transactional)
         except BaseException:
-            self.forget()  # some of it may have stayed
+            self.forget()  # a part of the append may remain
             raise
         finally:
             self._storing_from = None
 
-    # -- snapshots -----------------------------------------------------------------------------------------------
+    # -- snapshots ---------------------------------------------------------------------
 
     def _offsets(self) -> list[int]:
         return _snapshot_offsets(self._fs, self._path)
 
     def _loaded(self, low: int, high: int) -> Producers | None:
-        """The producers in the newest sound snapshot at an offset from low to high."""
+        """Return the producers in the newest valid snapshot from `low` to `high`."""
         for offset in reversed(self._offsets()):
             if not low <= offset <= high:
                 continue
@@ -193,13 +224,15 @@ class ProducerState:
         return None
 
     def to_save(self, *, has_producers: bool) -> Producers | None:
-        """The producers for save() at a roll: once retention has deleted the batches, only a snapshot tells
-        of them. None when there is nothing to save, or the batches cannot be read.
+        """Return the producers to save at a roll, or None.
 
-        has_producers: whether the log may name any. What had to be read is saved also when no producer is known any
-        more: a copy of old records would read all of them again at its next roll.
+        Once retention has deleted the batches, only a snapshot describes them. The
+        result is None if there is no state to save, or if the batches cannot be read.
+        `has_producers`: whether the log may contain producers. A state that had to be
+        read is saved even if it is empty. Otherwise a copy of old records would read
+        all of them again at its next roll.
         """
-        # In the middle of an append some of its batches are stored, and storing() has noted none of them yet.
+        # During an append, some of its batches are stored but not in the state yet.
         _, end = self._extent()
         is_midway = self._storing_from is not None and end > self._storing_from
         if self._known is not None and not is_midway:
@@ -213,13 +246,16 @@ class ProducerState:
         return None
 
     def if_any(self) -> Producers | None:
-        """The producers, where some are known without looking."""
+        """Return the producers if some are loaded, else None. Reads no files."""
         if self._known is None or not len(self._known):
             return None
         return self.known()
 
     def save(self, producers: Producers | None) -> None:
-        """Saves producers in a snapshot at the log end, and removes those that are not at the start of a segment."""
+        """Save producers in a snapshot at the log end.
+
+        Deletes snapshots that are not at the start of a segment.
+        """
         if producers is None:
             return
         producers.expire(self._now_ms())
@@ -234,17 +270,19 @@ class ProducerState:
                 self._fs.unlink(os.path.join(self._path, file_name(offset, SNAPSHOT)))
 
     def remove_above(self, offset: int) -> None:
-        """Those that tell of records at and above an offset, which are gone."""
+        """Delete the snapshots of records at and above `offset`, which were removed."""
         remove_snapshots_above(self._fs, self._path, offset)
 
 
 def _last_below(segments: Sequence[Segment], end: int) -> Producers:
-    """The last batches of producers below an offset; none where these are not all sound and without gaps.
+    """Return the last batches of producers below `end`.
 
-    The snapshot at that offset has a CRC, so nothing unchecked may stand in its place. Of markers no record is decoded:
-    the snapshot names their coordinator epochs.
+    The result is empty if these batches are not all valid and without gaps: they extend
+    a snapshot that has a CRC, so unchecked data must not be added to it. Records of
+    markers are not decoded, because the snapshot contains their coordinator epochs.
     """
-    # Backwards through the segments until enough bytes are found; then read forwards, for batches come in order.
+    # Go back through the segments until enough bytes are found. Then read forwards,
+    # because batches must be added in order.
     spans: list[tuple[Segment, int, int]] = []  # (segment, start, stop)
     left = _LOOK_BACK_BYTES
     for segment in reversed(segments[: slot_of(segments, end - 1) + 1]):
@@ -269,7 +307,7 @@ def _last_below(segments: Sequence[Segment], end: int) -> Producers:
 
 
 def _start_near(segment: Segment, position: int) -> int:
-    """The position of a batch at or before another position, by the index; 0 when there is none."""
+    """Return the position of a batch at or before `position`, by the index; or 0."""
     entries = segment.offset_index.array()
     slot = int(np.searchsorted(entries["position"], position, side="right")) - 1
     if slot < 0:
@@ -278,8 +316,10 @@ def _start_near(segment: Segment, position: int) -> int:
 
 
 def coordinator_epochs(segment: Segment) -> Callable[[int], int]:
-    """A function for Producers.add_facts(): the coordinator epoch in the marker at a position (storage format section
-    1.10); -1 for another control batch.
+    """Return a function for Producers.add_facts() that reads markers of a segment.
+
+    It returns the coordinator epoch of the marker at a position (storage format section
+    1.10), or -1 for another control batch.
     """
 
     def coordinator_epoch(position: int) -> int:
@@ -292,12 +332,12 @@ def coordinator_epochs(segment: Segment) -> Callable[[int], int]:
 
 
 def remove_snapshots_above(fs: FS, path: str, offset: int) -> None:
-    """Removes the snapshots in a partition directory that tell of records at and above an offset, which are gone."""
+    """Delete snapshots of records at and above `offset`, which were removed."""
     for snapshot_offset in _snapshot_offsets(fs, path):
         if snapshot_offset > offset:
             fs.unlink(os.path.join(path, file_name(snapshot_offset, SNAPSHOT)))
 
 
 def _snapshot_offsets(fs: FS, path: str) -> list[int]:
-    """Offsets in the names of the snapshots in a directory, rising."""
+    """Return the offsets in the names of a directory's snapshots, in rising order."""
     return sorted(offset for name in fs.listdir(path) if (offset := base_offset_of(name, SNAPSHOT)) is not None)

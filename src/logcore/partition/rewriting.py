@@ -1,12 +1,15 @@
-"""Segments of a log that others put in place: the cleaner, copies of a log, and writes that were staged in files.
+"""Replaces and adds segments of an open log: compaction, log copies, staged writes.
 
 Rules:
-- The log's lock is held while segments are exchanged, and not while new ones are written: appends and reads go on.
-- A truncation ends a rewriting.
-- While staged segments are adopted, nothing else is appended. Once their files are in place, an error may not leave
-  memory that says less than the files: the log refuses writes, and the next opening ends the work.
+- The log's lock is held while segments are swapped, but not while new ones are written.
+  Appends and reads continue in the meantime.
+- A truncation cancels a running rewrite.
+- While staged segments are adopted, no other appends are possible. Once their files are
+  in place, the state in memory must not lack them. After an error the log therefore
+  refuses writes, and the next opening completes the adoption.
 
-This module decides nothing about what is kept (cleaner.py does) and opens no staged file (staging does).
+This module does not decide which records are kept (cleaner.py does) and opens no staged
+files (staging does).
 """
 
 from __future__ import annotations
@@ -34,7 +37,10 @@ from logcore.segment import ActiveSegment, Segment
 
 
 class Adoption:
-    """A log whose lock is held, with nothing unsynced and no sync under way: what staging.Target describes."""
+    """A log whose lock is held, fully synced, without a running sync.
+
+    Implements staging.Target.
+    """
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
@@ -46,11 +52,14 @@ class Adoption:
         self.segment_bytes = writer.state.config.segment_bytes
 
     def has_room(self, size: int, max_timestamp: int, last_offset: int) -> bool:
-        """Whether the active segment takes as much more."""
+        """Return whether the active segment has room for a batch of this size."""
         return not self._writer.active.is_full(size, max_timestamp, last_offset, self._writer.fs.now_ms())
 
     def seal(self) -> None:
-        """Makes the active segment one that others may follow; appending to it goes on being possible."""
+        """Sync and index the active segment, so that another segment may follow it.
+
+        Appends to it remain possible.
+        """
         writer = self._writer
         try:
             writer.active.seal()
@@ -60,27 +69,32 @@ class Adoption:
             raise
 
     def take(self, bases: Sequence[int], end: int, size_bytes: int) -> None:
-        """Takes note of records that were put behind the log's end, durably: in segments at bases, the last of which
-        becomes the active one, or in the active segment.
+        """Add records that were put after the end of the log, durably.
+
+        They are in new segments at `bases`, the last of which becomes the active one;
+        or, without `bases`, in the active segment.
         """
         writer = self._writer
         state = writer.state
         assert end > state.end, (end, state.end)
         if bases:
-            # An empty active segment had the base offset of the first new one, whose file has taken its place.
+            # An empty active segment had the base offset of the first new segment,
+            # whose file has replaced it.
             if writer.active.size_bytes:
                 before = state.segments
             else:
                 before = state.segments[:-1]
-            # The segment that was active until now, if it has batches, is read as a sealed one from here on.
+            # The previous active segment, if it has batches, is from now on read as a
+            # sealed one.
             sealed = [*(segment.base_offset for segment in before[-1:]), *bases[:-1]]
             new = ActiveSegment(writer.fs, writer.path, bases[-1], state.config, create=False)
-            recovery.rebuild(new)  # it has no markers, because staged writes have none
+            recovery.rebuild(new)  # staged writes contain no markers
             new.write_indexes(whole=True)
             state.segments = [*before[:-1], *(Segment(writer.fs, writer.path, base) for base in sealed), new]
             writer.active = new
         else:
-            # Written by another hand: its bytes were not seen by this writer, so a roll must not seal them unchecked.
+            # This writer has not seen the bytes that were added. A roll must not seal
+            # them unchecked.
             writer.active.refresh()
             writer.active.is_own = False
             recovery.rebuild(writer.active)
@@ -93,7 +107,7 @@ class Adoption:
         writer.stir_locked()
 
     def show(self) -> None:
-        """All that was taken is on disk; readers see it."""
+        """Make the added records visible to readers. They are durable."""
         writer = self._writer
         state = writer.state
         writer.commit.advance(state.end, writer.written_bytes)
@@ -104,22 +118,28 @@ class Adoption:
         writer.active.offer_indexes()
 
     def fail(self, cause: BaseException) -> None:
-        """The files say more than memory does: no more appends, and the next to open the log ends the work."""
+        """Refuse writes, because the files contain more than the state in memory.
+
+        The next process that opens the log completes the adoption.
+        """
         self._writer.commit.poison(cause)
         self._writer.claim.expect_unfinished()
 
 
 class Rewriting:
-    """What the cleaner and copies see of a log, and may do to it.
+    """The view of a log that the cleaner and log copies use, with ways to change it.
 
-    sealed, growing: its segments and the active one, as they were at the beginning. cleaned_to: where the last round
-    ended, None if there was none. Appends and reads go on meanwhile.
+    Appends and reads continue while it exists.
     """
 
     def __init__(
         self, writer: Writer, *, last_stable_offset: Callable[[], int], transactions: Callable[[], Transactions]
     ) -> None:
-        """last_stable_offset(): of the log now. transactions(): those up to the high watermark, and perhaps beyond."""
+        """Take a view of the log. The caller holds the log's lock.
+
+        `last_stable_offset` returns the log's present value. `transactions` returns the
+        transactions up to the high watermark, and possibly later ones.
+        """
         self._writer = writer
         self._last_stable_offset = last_stable_offset
         self.transactions = transactions
@@ -127,7 +147,9 @@ class Rewriting:
         self.path = writer.path
         segments = writer.state.segments
         self._cuts = len(writer.state.cuts)
+        #: The sealed segments when the view was created.
         self.sealed = tuple(segments[:-1])
+        #: The active segment when the view was created.
         self.growing = segments[-1]
         self.active_base = segments[-1].base_offset
         self.high_watermark = writer.state.visible
@@ -135,36 +157,51 @@ class Rewriting:
         self.gaps = writer.state.gaps
         self.notes = writer.notes
         self.log_start = writer.state.log_start
+        #: The end offset of the last compaction round, or None if there was none.
         self.cleaned_to = writer.claim.checkpoints.get(checkpoint.CLEANER, writer.key)
         self._created: ActiveSegment | None = None
 
     @property
     def last_stable_offset(self) -> int:
+        """The last stable offset of the log now."""
         return self._last_stable_offset()
 
     def epochs(self) -> list[epochs.Entry]:
+        """Return the leader epochs of the log now."""
         return self._writer.epochs
 
     def plan_cut(self, segment: Segment, offset: int) -> tuple[int, bytes]:
-        """(position, tail): up to offset a segment has its bytes before position, and tail behind them."""
+        """Return (position, tail) for a truncation of `segment`; see plan_cut()."""
         return plan_cut(segment, offset, self._writer.state.config, self._writer.epochs)
 
     def check_unchanged(self) -> None:
-        """Raises CompactionAbandonedError when the log was truncated since the rewriting began."""
+        """Check that the log was not truncated since the view was created.
+
+        Raises:
+            CompactionAbandonedError: it was.
+        """
         if len(self._writer.state.cuts) != self._cuts:
             raise CompactionAbandonedError("the log was truncated meanwhile; try again", path=self.path)
 
     def last_batches(self) -> dict[int, tuple[int, int]]:
-        """Producer id -> (producer epoch, last offset of its last data batch or -1), of producers that are alive."""
+        """Return the last batch of each living producer.
+
+        The result maps a producer id to (producer epoch, last offset of its last data
+        batch, or -1).
+        """
         with self._writer.state.lock:
             self._writer.check_writable_locked()
             return self._writer.producers.known().last_batches()
 
     def create(self, base_offset: int) -> ActiveSegment:
-        """A new segment to write to, under names that no reader looks for."""
+        """Create a new segment to write to, under names that readers ignore.
+
+        Raises:
+            LogLockedError: the log is being compacted already.
+        """
         writer = self._writer
-        # Two rewritings of one log would remove each other's .cleaned files. This says no within the process, the turn
-        # for rewriting says no among processes.
+        # Two rewrites of one log would delete each other's .cleaned files. The field
+        # `rewriter` excludes them within the process, and a byte lock among processes.
         with writer.state.lock:
             writer.check_writable_locked()
             is_free = writer.rewriter in (None, self)
@@ -179,13 +216,19 @@ class Rewriting:
         return self._created
 
     def keep_aborted(self, marker_offset: int) -> None:
-        """The aborted transaction that ends there still has batches: the new segment's index is to name it."""
+        """Add the aborted transaction with this marker to the new segment's index.
+
+        Called if the transaction still has batches.
+        """
         for entry in self.transactions().entries_between(marker_offset, marker_offset + 1):
             assert self._created is not None
             self._created.add_aborted(entry)
 
     def add_seal(self, old: Sequence[Segment], new: ActiveSegment, crc32c: int) -> None:
-        """The seal of a new segment that is to replace old ones. crc32c: of what was written to it."""
+        """Write the seal of a new segment that will replace old ones.
+
+        `crc32c` is the checksum of the data that was written to it.
+        """
         bases = [*(segment.base_offset for segment in self.sealed), self.active_base]
         try:
             modified_ms = self.fs.modified_ms(new.path)
@@ -201,21 +244,30 @@ class Rewriting:
         seals.write(self.fs, new.file(SEAL), seal)
 
     def replace(self, old: Sequence[Segment], new: ActiveSegment) -> None:
-        """Puts a new segment, whole, in the place of old ones that follow each other (storage format section 9.7)."""
+        """Replace consecutive old segments by a complete new one.
+
+        See section 9.7 of the storage format.
+
+        Raises:
+            CompactionAbandonedError: the log was truncated, or segments were deleted.
+        """
         writer = self._writer
-        # The slow part, syncing the new files and their names, is done before appends have to wait.
+        # Sync the new files and their names first. This is the slow part, and appends
+        # do not have to wait for it.
         new.seal()
         self.fs.sync_dir(self.path)
         with writer.state.lock:
             writer.check_writable_locked()
             segments = writer.state.segments
             self.check_unchanged()
-            # The same objects in the same order: retention may have deleted some while the new one was written.
+            # Compare objects and order, because retention may have deleted some
+            # segments while the new one was written.
             at = next((slot for slot, one in enumerate(segments) if one is old[0]), None)
             if at is None or [*segments[at : at + len(old)]] != [*old]:
                 raise CompactionAbandonedError("segments were deleted meanwhile; compact again", path=self.path)
-            # On disk before a gap exists. Changes something only the first time in a round: it covers all up to the
-            # active segment, which no compaction of this round reaches.
+            # Durable before a gap exists. This writes only the first time in a round,
+            # because the offset covers all segments up to the active one, and no
+            # compaction of this round reaches that.
             writer.note_gaps_locked(self.active_base)
             writer.files.exchange(old, new, writer.state.config.file_delete_delay_ms, writer.commit.poison)
             sealed = Segment(self.fs, self.path, new.base_offset)
@@ -224,13 +276,16 @@ class Rewriting:
             writer.stir_locked()
 
     def note_cleaned(self, offset: int) -> None:
-        """Below offset all is compacted; the next round begins there."""
+        """Record that all records below `offset` are compacted.
+
+        The next round begins there.
+        """
         with self._writer.state.lock:
             self._writer.check_writable_locked()
             self._writer.set_checkpoint(checkpoint.CLEANER, offset)
 
     def discard(self) -> None:
-        """Removes what was created and not put in place."""
+        """Delete created files that were not put in place, and end the rewrite."""
         if self._writer.rewriter is not self:
             return
         self._writer.rewriter = None
@@ -249,11 +304,15 @@ class Rewriting:
 
 
 def save_recovery_points(writers: Collection[Writer]) -> None:
-    """Of logs of one directory that are being adopted into, in one write of the file that they share."""
+    """Store the recovery points of several logs of a directory in one write.
+
+    Called while staged writes are adopted into these logs.
+    """
     points = {writer.key: writer.commit.durable_end for writer in writers}
-    # One that lags costs the next opening some checking and nothing else.
+    # A lagging recovery point only makes the next opening check more.
     with contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
-        # Each log has a claim of its own, and all claims of a directory share its checkpoints: written once.
+        # Each log has its own claim, and all claims of a directory share its
+        # checkpoints. They are written once.
         for claim in {id(writer.claim.checkpoints): writer.claim for writer in writers}.values():
             claim.checkpoints.set(checkpoint.RECOVERY_POINT, points)
         for writer in writers:
@@ -262,7 +321,10 @@ def save_recovery_points(writers: Collection[Writer]) -> None:
 
 @contextlib.contextmanager
 def adopting(writer: Writer) -> Generator[Adoption, None, None]:
-    """For staging.applying: inside, appends wait, all is on disk, and files may be put behind the end."""
+    """Hold the log for staging.applying.
+
+    Inside, appends block, all records are durable, and files may be put after the end.
+    """
     with writer.state.lock:
         writer.check_writable_locked()
         writer.sync_locked()
@@ -274,11 +336,15 @@ def adopting(writer: Writer) -> Generator[Adoption, None, None]:
 def rewriting(
     writer: Writer, *, last_stable_offset: Callable[[], int], transactions: Callable[[], Transactions]
 ) -> Generator[Rewriting, None, None]:
-    """For the cleaner and copies: the sealed segments as they are now, and the way to replace them. See Rewriting."""
+    """Give the cleaner or a copy the present segments and a way to replace them.
+
+    See Rewriting.
+    """
     with writer.state.lock:
         writer.check_writable_locked()
         view = Rewriting(writer, last_stable_offset=last_stable_offset, transactions=transactions)
-        if writer.sharing is not None:  # another process may put other files under these names
+        # Another process may put other files under these names, so map them now.
+        if writer.sharing is not None:
             for segment in view.sealed:
                 segment.view()
     try:

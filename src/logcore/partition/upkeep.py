@@ -1,12 +1,14 @@
-"""What a log that is written owes when time passes: syncs, rolls by age, retention, and its recovery point.
+"""Maintenance of a log over time: syncs, rolls by age, retention, recovery point.
 
 Rules:
-- No thread and no timer: tick() does what is due, and rest() says when it is to be called next.
-- The monotonic clock decides when something is due. Records are as old as the trusted time says (trustedclock.py), so
-  a wall clock that is set ahead deletes nothing.
-- A sync waits outside the log's lock, so that others append meanwhile.
+- There is no thread and no timer. tick() runs the tasks that are due, and rest()
+  returns the time of the next call.
+- The monotonic clock decides when a task is due. The age of records is measured with
+  trusted time (trustedclock.py), so a wall clock that is set ahead deletes nothing.
+- A sync runs without the log's lock, so that other threads can append concurrently.
 
-This module deletes by policies that are given to it (logcore.retention), and does not know other logs.
+This module deletes by the policies that it is given (logcore.retention). It does not
+use other logs.
 """
 
 from __future__ import annotations
@@ -19,15 +21,20 @@ from logcore.partition.cutting import delete_below_locked
 from logcore.partition.writer import RECOVERY_LAG_MS, Writer
 from logcore.segment import Segment
 
-#: Under policies whose appends wait, tick() syncs what is unsynced for longer than this.
+#: Under policies whose appends wait for a sync, tick() syncs data that has been
+#: unsynced for longer than this.
 _LEFT_BEHIND_MS: Final = 100
 
 
 class Upkeep:
-    """The duties of one log, and when they are due."""
+    """The maintenance tasks of one log, and their due times."""
 
     def __init__(self, writer: Writer, left_below: Sequence[int]) -> None:
-        """left_below: base offsets below the log start, of which a crash in a deletion has left files."""
+        """Create the tasks of a log.
+
+        `left_below` contains the base offsets below the log start of which an
+        interrupted deletion left files.
+        """
         self.path = writer.path
         self._writer = writer
         self._left_below = left_below
@@ -37,7 +44,7 @@ class Upkeep:
         self._next_retention_ms = clock_ms + retention.FIRST_CHECK_MS
 
     def tick(self, now_ms: int | None = None) -> bool:
-        """See Log.tick()."""
+        """Run the tasks that are due; see Log.tick()."""
         acted, recovery_point = self.tick_gathered(now_ms)
         if recovery_point is None:
             return acted
@@ -47,8 +54,9 @@ class Upkeep:
         return True
 
     def tick_gathered(self, now_ms: int | None = None) -> tuple[bool, int | None]:
-        """As tick(), but for the recovery point, which is returned when it is due: for a LogDir, which writes those of
-        all its logs at once.
+        """Run the due tasks, but return a due recovery point instead of storing it.
+
+        A LogDir uses this to store the recovery points of all its logs in one write.
         """
         writer = self._writer
         with writer.state.lock:
@@ -56,10 +64,12 @@ class Upkeep:
             clock_ms = writer.fs.monotonic_ms()
             target = writer.state.end
             is_sync_due = writer.commit.durable_end < target and clock_ms - writer.last_sync_ms >= self._sync_wait_ms
-        # Deleting is enough for one call; what else is due is done by the next.
+        # A deletion is enough work for one call. The next call runs the other due
+        # tasks.
         if self._retain_when_due(clock_ms, now_ms):
             return True, None
-        # Without the lock: others append while the disk works, and may close the log.
+        # Without the lock, so that others can append while the disk syncs. They may
+        # also close the log.
         if is_sync_due:
             writer.commit.wait(target)
         with writer.state.lock:
@@ -68,7 +78,8 @@ class Upkeep:
                 writer.last_sync_ms = clock_ms
             acted = is_sync_due
             acted |= writer.files.unlink_retired(clock_ms)
-            # An empty segment has no age. One with records is rolled by tick() too, not only by the next append.
+            # An empty segment has no age. A segment with records is rolled here too,
+            # and not only by the next append.
             if writer.active.size_bytes:
                 if now_ms is None:
                     wall_ms = writer.fs.now_ms()
@@ -80,7 +91,8 @@ class Upkeep:
             point = writer.commit.durable_end
             if point <= writer.recovery_point or clock_ms - writer.last_recovery_ms < RECOVERY_LAG_MS:
                 return acted, None
-            # How far it lags bounds what opening has to check after a crash.
+            # The lag of the recovery point bounds the data that opening checks after a
+            # crash.
             writer.recovery_bytes = writer.commit.synced_bytes
             writer.last_recovery_ms = clock_ms
             writer.active.offer_indexes()
@@ -88,7 +100,10 @@ class Upkeep:
             return acted, point
 
     def rest(self) -> int:
-        """The monotonic time at which tick() next has something to do, unless on_stir() is called before."""
+        """Return the monotonic time of the next task.
+
+        If on_stir() is called before that, a task may be due earlier.
+        """
         writer = self._writer
         with writer.state.lock:
             writer.check_writable_locked()
@@ -106,24 +121,35 @@ class Upkeep:
 
     @property
     def _sync_wait_ms(self) -> int:
-        """How long something may be unsynced before tick() syncs it."""
+        """How long data may remain unsynced before tick() syncs it."""
         wait_ms = self._writer.state.config.flush_ms
         policy = self._writer.durability
         if policy.kind == "interval":
             return min(wait_ms, policy.amount)
-        if policy.waits:  # an append that asked for "os" must not stay invisible until the next append
+        # An append that requested "os" must not remain invisible until the next append.
+        if policy.waits:
             return min(wait_ms, _LEFT_BEHIND_MS)
         return wait_ms
 
-    # -- retention -----------------------------------------------------------------------------------------------
+    # -- retention ---------------------------------------------------------------------
 
     def retain_by(self, policy: retention.Policy, committed: Callable[[], Mapping[str, int]]) -> None:
-        """What tick() deletes by from now on. committed(): the offsets of consumer groups, for policies that hold."""
+        """Set the policy by which tick() deletes from now on.
+
+        `committed` returns the committed offsets of consumer groups, for policies that
+        keep uncommitted records.
+        """
         self._policy = policy
         self._committed = committed
 
     def facts(self, now_ms: int | None = None, committed: Mapping[str, int] | None = None) -> retention.PartitionFacts:
-        """The facts by which a retention policy decides; see there for committed. Raises what reading raises."""
+        """Return the facts from which a retention policy decides.
+
+        PartitionFacts documents `committed`.
+
+        Raises:
+            StorageReadError, CorruptBatchError: a segment cannot be read.
+        """
         with self._writer.state.lock:
             self._writer.check_writable_locked()
             return self._facts_locked(now_ms, committed)
@@ -144,7 +170,7 @@ class Upkeep:
 
     def _age_of(self, segment: Segment, end_offset: int) -> retention.SegmentFacts:
         largest = segment.max_timestamp()
-        if largest < 0:  # no record has a timestamp: Kafka goes by the file then
+        if largest < 0:  # no record has a timestamp, so use the file's time, like Kafka
             largest = self._writer.fs.modified_ms(segment.path)
         return retention.SegmentFacts(
             base_offset=segment.base_offset,
@@ -161,7 +187,7 @@ class Upkeep:
         committed: Mapping[str, int] | None = None,
         segments: int | None = None,
     ) -> int:
-        """See Log.retain()."""
+        """Delete segments by a policy; see Log.retain()."""
         writer = self._writer
         with writer.state.lock:
             writer.check_writable_locked()
@@ -173,23 +199,24 @@ class Upkeep:
                 wanted = policy(facts)
             else:
                 wanted = segments
-            # Whatever the policy says: segments below the log start always go, and others only below the high
-            # watermark.
+            # The policy is limited: segments below the log start are always deleted,
+            # and other segments only if they are below the high watermark.
             count = max(retention.below_start(facts), min(wanted, facts.deletable))
             if count <= 0:
                 return 0
-            if count == len(writer.state.segments):  # the active segment too: the next append needs a new one
+            # If the active segment is deleted too, the next append needs a new one.
+            if count == len(writer.state.segments):
                 writer.roll_locked()
             delete_below_locked(writer, max(writer.state.log_start, writer.state.segments[count].base_offset))
             return count
 
     def _retain_when_due(self, clock_ms: int, now_ms: int | None) -> bool:
-        """Retention every five minutes, by the trusted time."""
+        """Run retention every five minutes, by trusted time."""
         if clock_ms < self._next_retention_ms:
             return False
         self._next_retention_ms = clock_ms + retention.CHECK_MS
         claim = self._writer.claim
-        if not claim.takes_care():  # of several processes one deletes
+        if not claim.takes_care():  # one of several processes deletes
             return False
         if now_ms is None:
             now_ms = self._writer.fs.now_ms()
@@ -197,7 +224,8 @@ class Upkeep:
         claim.clock.save()
         with self._writer.state.lock:
             self._writer.producers.expire(now_ms)
-        # Kafka's own rules ask no group, and what groups have committed takes reading a whole topic.
+        # Kafka's own rules do not depend on groups. Reading the committed offsets means
+        # reading a whole topic.
         if self._policy is not retention.kafka_rules:
             committed = self._committed()
         else:

@@ -1,16 +1,21 @@
-"""The writing half of a log: the state of its one writer, and each step that changes it.
+"""The writer of a log: its state, and each step that changes it.
 
 Rules:
-- Fields change under the log's lock, in methods whose names end in _locked; their callers hold the lock.
-- An append is whole or leaves no byte. After an error the log is as before, or `commit` is poisoned and refuses writes.
+- Fields change under the log's lock, in methods whose names end in _locked. Their
+  callers hold the lock.
+- An append is complete or leaves no byte. After an error the log is unchanged, or
+  `commit` is poisoned and refuses writes.
 - A failed sync is never repeated.
-- `is_midway` is set while the files may contain more than the writer's fields say. If it is still set at the next
-  append, there was no memory to undo the write, and the log refuses writes.
-- A roll syncs the old segment, then creates the new file and syncs its name, and only then comes the first write.
+- `is_midway` is True while the files may contain more than the writer's fields
+  describe. If it is still set at the next append, there was no memory to undo the
+  write, and the log refuses writes.
+- A roll syncs the old segment, then creates the new file and syncs its name. The first
+  write follows after that.
 
-Other files hold more steps of the same writer: upkeep.py (work that time makes due), cutting.py (deletion and
-truncation), follower.py (batches of a leader), rewriting.py (compaction, and staged segments). log.py encodes the
-records of users, and documents the methods.
+Other files contain more steps of the same writer: upkeep.py (work that becomes due),
+cutting.py (deletion and truncation), follower.py (batches of a leader) and rewriting.py
+(compaction, and staged segments). log.py encodes the records of users, and documents
+the methods.
 """
 
 from __future__ import annotations
@@ -69,7 +74,8 @@ from logcore.segment import ActiveSegment
 if TYPE_CHECKING:
     from logcore.partition.sharing import SharedLock
 
-#: The recovery point lags the durable end by at most this, which bounds what opening must check after a crash.
+#: Maximum lag of the recovery point after the durable end. It bounds the data that the
+#: next opening must check after a crash.
 _RECOVERY_LAG_BYTES: Final = 64 << 20
 RECOVERY_LAG_MS: Final = 5_000
 _NO_LIMIT: Final = 1 << 63
@@ -79,7 +85,7 @@ _TRANSACTIONS_MASK: Final = TRANSACTIONAL_BIT | CONTROL_BIT
 
 
 def check_level(durability: object) -> None:
-    """Raises InvalidConfigError unless durability is one that an append may ask for."""
+    """Raise InvalidConfigError unless `durability` is a level for appends."""
     if durability not in ("os", "disk"):
         raise InvalidConfigError("durability of an append", expected="'os', 'disk' or None", found=repr(durability))
 
@@ -87,24 +93,23 @@ def check_level(durability: object) -> None:
 class Writer(Appender):
     """One partition, open for writing. Users work with it through Log.
 
-    commit: syncs, the durable end, and why the log refuses writes, if it does. notes: their content on disk. epochs:
-    the leader epochs; the list is replaced, never changed. written_bytes, appends, rolls: counts since the log was
-    opened. recovery_bytes: the part of written_bytes below the recovery point. followed: the transactions of the whole
-    log, once a marker of its leader, or of another process, was stored. lacks_aborted: whether other processes appended
-    markers that the index of aborted transactions here lacks. rewriter: the owner of .cleaned files in the directory.
-    sharing: the lock of a log that several processes write; None if this process is alone.
-
-    Fields that each append changes, such as the state and the active segment, belong to Appender, because compiled
-    kernels access them. Appender.append_quickly() is the fast path of Log.append().
+    Fields that each append changes, such as the state and the active segment, belong to
+    Appender, because compiled kernels access them. Appender.append_quickly() is the
+    fast path of Log.append().
     """
 
     fs: FS
     state: PartitionState
     active: ActiveSegment
+    #: Runs the syncs; has the durable end and the reason why writes are refused, if
+    #: any.
     commit: GroupCommit
 
     def __init__(self, place: Place, *, claim: Claim, opened: Opened, sharing: SharedLock | None = None) -> None:
-        """Only sets fields; start_locked() begins to write. opened: the partition as opening left it."""
+        """Set the fields only; start_locked() begins to write.
+
+        `opened` is the partition as opening left it.
+        """
         fs = place.fs
         path = place.path
         policy = place.durability
@@ -115,11 +120,15 @@ class Writer(Appender):
         self.claim = claim
         self.durability = policy
         self.is_replicated = place.is_replicated
+        #: The lock of a log that several processes write; None if this process is
+        #: alone.
         self.sharing = sharing
-        #: Called when, after rest(), tick() may have work again. The LogDir sets it before others know the log. It is
-        #: called under the log's lock, so it must not wait.
+        #: Called when tick() may have work again after rest(). The LogDir sets it
+        #: before other threads can use the log. It is called under the log's lock and
+        #: must not block.
         self.on_stir: Callable[[], None] | None = None
-        #: Whether appends are refused, with DiskFullError, because the disk is nearly full. Set by the LogDir.
+        #: Whether appends are refused with DiskFullError because the disk is nearly
+        #: full. Set by the LogDir.
         self.is_held = False
         self.state = PartitionState(place.config, self._gaps(opened))
         if sharing is not None:
@@ -129,9 +138,12 @@ class Writer(Appender):
             self.state.is_shared = True
         self.state.visible = opened.visible
         self._hold(opened)
+        #: The owner of the .cleaned files in the directory.
         self.rewriter: object | None = None
         self.scratch = bytearray(1 << 16)
+        #: Bytes written since the log was opened.
         self.written_bytes = 0
+        #: The part of written_bytes below the recovery point.
         self.recovery_bytes = 0
         self.appends = 0
         self.rolls = 0
@@ -140,12 +152,13 @@ class Writer(Appender):
         self.is_resting = False
         self.is_midway = False
         self.shown = ShownEnd(fs, path, is_replicated=place.is_replicated)
-        self._is_released = False  # whether close() has given up the claim; under the lock
+        self._is_released = False  # whether close() released the claim; under the lock
         self.forks = fs.forks
         self._opened_end = opened.end
         self._level: Level = "disk" if policy.waits else "os"
-        # The most bytes that may be unsynced beside the next write. recovery.decide() relies on it under `group` and
-        # `always`: a whole batch further above the damage was synced after it, so the damage is no torn write.
+        # Maximum number of unsynced bytes besides the next write. recovery.decide()
+        # relies on it under `group` and `always`. A valid batch that is further above
+        # the damage was synced after it, so the damage is not a torn write.
         self._unsynced_limit = {"group": policy.max_bytes, "always": 0}.get(policy.kind, _NO_LIMIT)
         self._apply_config()
         publish = None
@@ -161,7 +174,7 @@ class Writer(Appender):
         self.commit = GroupCommit(fs, path, hooks, durable_end=opened.end)
 
     def _hold(self, opened: Opened) -> None:
-        """Takes over the partition as opening left it, except the visible end."""
+        """Take over the partition as opening left it, except the visible end."""
         state = self.state
         state.segments = opened.segments
         state.log_start = opened.log_start
@@ -171,8 +184,10 @@ class Writer(Appender):
         self.active = opened.active
         self.files = opened.files
         self.recovery_point = opened.recovery_point
+        #: The leader epochs. The list is replaced, never changed.
         self.epochs = opened.epochs
         self.leader_epoch = opened.epochs[-1][0]
+        #: The partition metadata as it is on disk.
         self.notes = opened.notes
         self.producers = ProducerState(
             self.fs,
@@ -180,26 +195,35 @@ class Writer(Appender):
             lambda: (self.state.segments, self.state.end),
             lambda: self.claim.clock.now_ms(self.fs.now_ms()),
         )
+        #: The transactions of the whole log, once a marker of its leader, or of another
+        #: process, was stored.
         self.followed: Transactions | None = None
+        #: Whether other processes appended markers that are missing in the index of
+        #: aborted transactions.
         self.lacks_aborted = False
 
     def _gaps(self, opened: Opened) -> Gaps:
-        """The known gaps. In a shared log another process may compact, so they are read from disk when needed."""
+        """Return the known gaps.
+
+        In a shared log another process may compact, so they are read again when needed.
+        """
         ask = None
         if self.sharing is not None:
             ask = functools.partial(noted_gaps, self.fs, self.path)
         return Gaps(opened.gaps, ask)
 
     def _apply_config(self) -> None:
-        """Derives the fields that appends use from the settings."""
+        """Derive the fields that appends use from the settings."""
         config = self.state.config
         codec = target_codec(config, Codec.NONE)
         attributes = int(codec) | APPEND_TIME_BIT * config.is_append_time
-        max_bytes = min(config.max_message_bytes, config.segment_bytes)  # a batch lies in one segment
+        # A batch must fit into one segment.
+        max_bytes = min(config.max_message_bytes, config.segment_bytes)
         compress = compressor(codec, config)
         require_key = config.is_compacted
         no_producer = (-1, -1, -1)
-        # The encoders' arguments after the offset, epoch and time of an append: for one record, and for many.
+        # Arguments of the encoders after the offset, epoch and time of an append: for
+        # one record, and for many.
         self.encoding_one = (max_bytes, attributes, compress, require_key)
         batch_bytes = min(config.batch_size, config.segment_bytes)
         self.encoding = (batch_bytes, max_bytes, attributes, *no_producer, compress, require_key)
@@ -217,47 +241,53 @@ class Writer(Appender):
 
     @locked
     def start_locked(self, opened: Opened) -> None:
-        """Begins to write; for open_log() alone."""
-        # The visible end is on disk before the notes. In the other order, after a crash between the two, the notes
-        # would point the next opening to a high watermark that is not on disk.
+        """Begin to write. Only open_log() calls this."""
+        # The visible end is stored before the metadata. In the other order, a crash
+        # between the two would make the next opening use a high watermark that is not
+        # on disk.
         self._open_shown_end()
         self._note_locked(opened.own_notes)
         self.begin_after_locked(opened)
 
     @locked
     def begin_after_locked(self, opened: Opened) -> None:
-        """Finishes opening before the first write: acts on damage, or saves the result of a recovery."""
+        """Finish opening before the first write: handle damage or save the recovery."""
         lost = opened.lost
         if lost is not None:
             self.commit.poison(CorruptLogError(lost.reason, path=lost.path, position=lost.position))
         elif opened.is_damaged_at_its_end:
             self.roll_locked()
         elif self.recovery_point < self.state.end == self.commit.durable_end:
-            # The records that recovery kept are on disk now. Save the recovery point, so that later damage to them is
-            # not mistaken for a torn tail, by the rules of Kafka or of a looser policy of this opening.
+            # The records that recovery kept are durable now. Save the recovery point.
+            # Otherwise later damage to them could be mistaken for a torn tail, by the
+            # rules of Kafka or of a looser policy of this opening.
             self.save_recovery_point_locked()
 
     @locked
     def renew_locked(self, opened: Opened, durable_end: int, cut_offset: int | None) -> None:
-        """Continues with the partition opened again, because another process has changed its files or has died.
+        """Continue with a reopened partition after another process changed it or died.
 
-        cut_offset: the offset at which the log was truncated since this process looked; None if it was not.
+        `cut_offset` is the offset at which the log was truncated since this process
+        last checked; None if it was not truncated.
         """
         state = self.state
-        with state.scanning:  # so that a search for transactions runs before this or after it
+        with state.scanning:  # a search for transactions runs before or after this
             state.transactions = None
             state.gaps = self._gaps(opened)
             if cut_offset is not None:
                 state.cuts.append(cut_offset)
                 state.visible = min(state.visible, cut_offset)
             state.visible = min(state.visible, opened.end)
-            # counters() derives the appends of this process from the log end, so leave out those of others.
+            # counters() derives the number of own appends from the log end. Exclude the
+            # records of other processes.
             self._opened_end += opened.end - state.end
             known = {one.base_offset: one for one in state.segments[:-1] if one.is_current()}
             self._hold(opened)
-            # Keep known segments: they stay mapped, and a running compaction still finds the segments that it read.
+            # Keep known segments: they remain mapped, and a running compaction still
+            # finds the segments that it read.
             state.segments = [*(known.get(one.base_offset, one) for one in state.segments[:-1]), self.active]
-        # It is unknown how much of the active segment is on disk. Counting all as unsynced makes the next sync earlier.
+        # The durable part of the active segment is unknown. Counting all of it as
+        # unsynced makes the next sync earlier.
         self.written_bytes += opened.active.size_bytes
         self.commit.renew(durable_end)
         if self.durability.waits:
@@ -271,11 +301,18 @@ class Writer(Appender):
 
     @locked
     def adopt_locked(self, end: int, size_bytes: int) -> None:
-        """Takes over whole batches that another process appended to the active segment, up to a size and an end."""
+        """Add batches that another process appended to the active segment.
+
+        `size_bytes` and `end` are the size and the log end offset after them.
+
+        Raises:
+            CorruptLogError: the segment does not end at `end`.
+        """
         active = self.active
         before = active.size_bytes
-        # adopt() only ever sets has_markers. Cleared for this stretch, it tells whether the stretch has markers, which
-        # the index of aborted transactions here lacks.
+        # adopt() only ever sets has_markers. The flag is cleared first, so that it
+        # shows whether these batches contain markers, which the index of aborted
+        # transactions lacks.
         had_markers = active.has_markers
         active.has_markers = False
         for facts in active.adopt(size_bytes):
@@ -299,8 +336,9 @@ class Writer(Appender):
 
     @locked
     def index_aborted_locked(self) -> None:
-        """If several processes append markers: updates the active segment's index of aborted transactions up to the log
-        end, in memory and on disk.
+        """Update the active segment's index of aborted transactions.
+
+        Updates both memory and disk. Needed if several processes append markers.
         """
         if self.followed is None:
             self.followed = transactions.walked(self.state.segments)
@@ -316,19 +354,27 @@ class Writer(Appender):
             self.shown.remove()
 
     def show_elsewhere(self, end: int) -> None:
-        """Shows readers in other processes the end up to which they may read. Raises what a write raises."""
+        """Publish the visible end to readers in other processes.
+
+        Raises:
+            DiskFullError, StorageWriteError: the write failed.
+        """
         self.shown.show(end)
 
     def abandon(self) -> None:
-        """Lets go of a log that could not be opened; for open_log() alone."""
+        """Close a log that could not be opened. Only open_log() calls this."""
         self.state.is_closed = True
         self.shown.close()
 
     def close(self) -> None:
-        """Syncs, marks the log as cleanly closed, and releases the claim. For Log.close().
+        """Sync the log, mark it as cleanly closed, and release the claim.
 
-        Raises DurabilityUnknownError if the sync fails, and StorageReadError, StorageWriteError, DiskFullError or
-        LogLockedError if the lock record of a shared log cannot be used; the log is closed anyway.
+        Called by Log.close(). The log is closed even if an error is raised.
+
+        Raises:
+            DurabilityUnknownError: the sync failed.
+            StorageReadError, StorageWriteError, DiskFullError, LogLockedError: the lock
+                record of a shared log could not be used.
         """
         try:
             with self.state.lock:
@@ -338,8 +384,10 @@ class Writer(Appender):
             if self.state.is_closed:  # the lock was acquired
                 raise
             failure = error
-        # Only a shared log: its lock record cannot be read or written, and without it nothing may be changed. The next
-        # process that acquires the lock recovers the log. From here on the lock excludes threads of this process only.
+        # This happens only in a shared log: its lock record cannot be read or written,
+        # and without it the log may not be changed. The next process that acquires the
+        # lock recovers the log. From here on, the lock excludes threads of this process
+        # only.
         self.state.is_closed = True
         self.claim.fail()
         with self.state.lock:
@@ -348,7 +396,7 @@ class Writer(Appender):
 
     @locked
     def _close_locked(self) -> None:
-        """Finishes the log if this process may still change it, and releases everything else in any case."""
+        """Finish the log if this process may still change it, and release the rest."""
         state = self.state
         if self._is_released:
             return
@@ -366,7 +414,8 @@ class Writer(Appender):
                 if self.commit.failure is not None:
                     self.claim.fail()
                 self.commit.poison(LogClosedError("the log was closed meanwhile", path=self.path))
-                with self.commit.held(failed=True):  # a sync under way in another thread still uses the files
+                # A sync that another thread is running still uses the files.
+                with self.commit.held(failed=True):
                     self.shown.close()
                     if self.sharing is not None:
                         self.sharing.leave()
@@ -378,7 +427,7 @@ class Writer(Appender):
 
     @locked
     def _finish_locked(self) -> None:
-        """Brings the files into a state that the next opening need not check; the marker of that comes last."""
+        """Write all files that a clean opening trusts. The clean mark comes last."""
         fs = self.fs
         active = self.active
         try:
@@ -389,26 +438,33 @@ class Writer(Appender):
             time_index = active.time_index
             time_index.add(active.largest_timestamp, active.largest_timestamp_offset - active.base_offset)
             try:
-                # A failed append was cut off the file. fdatasync need not sync a smaller size; until it is synced, a
-                # power cut may bring the bytes back.
+                # A failed append was truncated from the file. fdatasync need not sync a
+                # smaller size. Until it is synced, a power cut may restore the bytes.
                 if active.was_cut_back:
                     fs.fsync(active.handle)
                 # Kafka and this library trust the indexes of a clean directory.
                 is_clean = self.claim.is_clean
                 active.write_indexes(whole=True, sync=is_clean)
                 if is_clean and self.notes.producers:
-                    fs.sync_dir(self.path)  # the name of an index of aborted transactions
+                    # Makes the name of an index of aborted transactions durable.
+                    fs.sync_dir(self.path)
                 self.producers.save(self.producers.if_any())
             except (DiskFullError, StorageReadError, StorageWriteError, ResourceError):
-                self.claim.fail()  # all records are on disk; only the next opening has more to check
-            # A LogDir that closes all its logs gathers their recovery points and writes them at once. For a shared log,
-            # write it within the turn: later, another process may have truncated the log below that point.
+                # All records are durable. The next opening only has more to check.
+                self.claim.fail()
+            # A LogDir that closes all its logs collects their recovery points and
+            # writes them together. In a shared log, the point is written while the
+            # write lock is
+            # held: later, another process may have truncated the log below it.
             if self.sharing is not None or not self.claim.hand_over(self.key, self.commit.durable_end):
                 self.save_recovery_point_locked()
             if self.is_replicated:
-                with contextlib.suppress(DiskFullError, ResourceError):  # the leader moves up an old value again
+                # On failure, the leader raises the old value again.
+                with contextlib.suppress(DiskFullError, ResourceError):
                     self.set_checkpoint(checkpoint.HIGH_WATERMARK, self.state.visible, may_use_reserve=True)
-            elif self.shown.is_open:  # all is on disk now: readers need no limit, and Kafka may append next
+            elif self.shown.is_open:
+                # All records are durable. Readers need no limit, and Kafka may append
+                # next.
                 with self.claim.alone() as is_alone:
                     if is_alone:
                         self.shown.remove()
@@ -419,12 +475,12 @@ class Writer(Appender):
             raise
 
     def counters(self) -> tuple[int, int, int, int, int]:
-        """(appends, records, bytes, syncs, rolls) since the log was opened."""
+        """Return (appends, records, bytes, syncs, rolls) since the log was opened."""
         records = self.state.end - self._opened_end
         return self.appends, records, self.written_bytes, self.commit.syncs, self.rolls
 
     def reconfigure(self, config: LogConfig) -> None:
-        """Replaces the settings from the next append on."""
+        """Replace the settings for all later appends."""
         with self.state.lock:
             self.check_writable_locked()
             self.state.config = config
@@ -434,7 +490,11 @@ class Writer(Appender):
 
     @locked
     def check_writable_locked(self) -> None:
-        """Raises LogClosedError, LogFailedError or ForkedWriterError if nothing may be written."""
+        """Raise an error if writes are not allowed.
+
+        Raises:
+            LogClosedError, LogFailedError, ForkedWriterError.
+        """
         if self.state.is_closed or self.commit.failure or self.fs.forks != self.forks:
             self.refuse_locked()
         if self.is_midway:
@@ -442,8 +502,11 @@ class Writer(Appender):
 
     @locked
     def check_appendable_locked(self) -> None:
-        """Like check_writable_locked(), for records that get new offsets here. Raises ReadOnlyLogError too, for a
-        mirror, whose offsets come from another log.
+        """Check that records may be appended that get their offsets here.
+
+        Raises:
+            LogClosedError, LogFailedError, ForkedWriterError: writes are not allowed.
+            ReadOnlyLogError: the log is a mirror, whose offsets come from another log.
         """
         self.check_writable_locked()
         if self.is_mirror:
@@ -451,13 +514,13 @@ class Writer(Appender):
 
     @locked
     def _refuse_midway_locked(self) -> NoReturn:
-        """Refuses writes after a write or roll that ended half way, when there was no memory even to undo it."""
+        """Refuse writes: a write or roll ended half way, without memory to undo it."""
         self.commit.poison(MemoryError("in the middle of a write"))
         self.refuse_locked()
 
     @locked
     def refuse_locked(self) -> NoReturn:
-        """Raises the reason why nothing may be written; callers only checked that there is one."""
+        """Raise the reason why writes are refused. Callers know that there is one."""
         if self.state.is_closed:
             raise LogClosedError("the log is closed", path=self.path)
         if self.commit.failure is not None:
@@ -468,7 +531,8 @@ class Writer(Appender):
             elif isinstance(cause, LogNotFoundError):
                 advice = f"{cause.reason}; refresh the directory, and open the partition again if it exists"
             raise LogFailedError(advice, path=self.path) from self.commit.failure
-        if self.fs.forks == self.forks:  # neither closed, failed nor forked: the reason left is that it is a mirror
+        # The log is neither closed, failed nor forked, so it is a mirror.
+        if self.fs.forks == self.forks:
             raise ReadOnlyLogError(
                 "the topic is a mirror, which `logcore mirror` alone writes; a topic without the setting mirror.source "
                 "takes records",
@@ -477,31 +541,37 @@ class Writer(Appender):
             )
         raise ForkedWriterError("the log was opened by a parent process; open it again in the child", path=self.path)
 
-    # -- notes beside the records ---------------------------------------------------------------------------------
+    # -- partition metadata ------------------------------------------------------------
 
     @locked
     def _note_locked(self, notes: Notes) -> None:
-        """Writes notes for the next opening; they are on disk before they become true."""
+        """Write partition metadata durably, if it changed, before it becomes valid."""
         if notes != self.notes:
             checkpoint.write_notes(self.fs, self.path, notes, reserve=self.parent)
             self.notes = notes
 
     @locked
     def expect_producers_locked(self) -> None:
+        """Record durably that the log may contain batches of idempotent producers."""
         self._note_locked(attrs.evolve(self.notes, producers=True))
 
     @locked
     def note_gaps_locked(self, dense_from: int) -> None:
-        """Notes on disk that gaps below dense_from are no losses; before the first such gap, or readers report it."""
+        """Record durably that gaps below `dense_from` are not losses.
+
+        Called before the first such gap exists, because readers would report it.
+        """
         if self.notes.dense_from >= dense_from:
             return
-        # Below dense_from only seals show a loss, so stale seals are removed before the note is on disk.
+        # Below dense_from only seals reveal a loss, so stale seals are removed before
+        # the new value is on disk.
         has_seals = self.state.gaps.noted.has_seals or seals.drop_stale(self.fs, self.path, self.state.segments[:-1])
         self._note_locked(attrs.evolve(self.notes, dense_from=dense_from))
         self.state.gaps.noted = gaps.Noted(max(self.state.gaps.dense_from, dense_from), has_seals)
 
     @locked
     def set_epochs_locked(self, entries: list[epochs.Entry], *, write: bool = True) -> None:
+        """Replace the leader epochs, on disk first unless write=False."""
         if entries != self.epochs:
             if write:
                 checkpoint.write_epochs(self.fs, self.path, entries, reserve=self.parent)
@@ -509,32 +579,38 @@ class Writer(Appender):
             self.leader_epoch = entries[-1][0]
 
     def set_checkpoint(self, name: str, offset: int, *, may_use_reserve: bool = False) -> None:
-        """Sets this partition's entry in a file that all partitions of the directory share."""
+        """Set this partition's entry in a checkpoint of the log directory."""
         changes = {self.key: offset}
         self.claim.checkpoints.set(name, changes, may_use_reserve=may_use_reserve)
 
     def own_checkpoint(self, name: str) -> int:
-        """This partition's entry in a file that all partitions of the directory share; 0 when there is none."""
+        """Return this partition's entry in a checkpoint of the log directory, or 0."""
         return self.claim.checkpoints.get(name, self.key) or 0
 
     @locked
     def save_recovery_point_locked(self) -> None:
-        """Writes the durable end to disk as the recovery point: the next opening checks only records above it."""
+        """Store the durable end as the recovery point.
+
+        The next opening then checks only records above it.
+        """
         point = self.commit.durable_end
         synced_bytes = self.commit.synced_bytes
         self.recovery_bytes = synced_bytes
         self.last_recovery_ms = self.fs.monotonic_ms()
         self.active.offer_indexes()
-        # A lagging recovery point only makes the next opening check more, so an append must not fail because of it.
+        # If the recovery point lags, the next opening only checks more. An append must
+        # not fail because of it.
         with contextlib.suppress(DiskFullError, StorageWriteError, ResourceError):
             self.set_checkpoint(checkpoint.RECOVERY_POINT, point)
             self.recovery_point = point
 
-    # -- appending ------------------------------------------------------------------------------------------------
+    # -- appending ---------------------------------------------------------------------
 
     def may_wait(self, size_bytes: int, max_timestamp: int, *, has_producer: bool) -> bool:
-        """Whether appending such a batch without durability may have to wait now: for another thread, a roll, a sync,
-        or for reading the state of producers. If so, a host appends in another thread.
+        """Return whether appending such a batch without durability may block now.
+
+        It may wait for another thread, a roll or a sync, or read the state of
+        producers. A host then appends in another thread.
         """
         if self.sharing is not None or not self.state.lock.acquire(blocking=False):
             return True
@@ -556,7 +632,7 @@ class Writer(Appender):
     def store_scratch_locked(
         self, size: int, batches: list[EncodedBatch], now_ms: int, durability: Level | None
     ) -> None:
-        """Writes the batches in the scratch buffer."""
+        """Write the batches in the scratch buffer."""
         try:
             self.store_locked(memoryview(self.scratch)[:size], batches, now_ms, durability)
         except BaseException:
@@ -568,13 +644,13 @@ class Writer(Appender):
     def store_locked(
         self, data: bytes | memoryview, batches: Sequence[EncodedBatch], now_ms: int, durability: Level | None
     ) -> None:
-        """Writes whole batches in as few calls as the segments and the policy allow."""
+        """Write batches in as few calls as the segments and the policy allow."""
         if not batches:
             return
         if durability is not None:
             check_level(durability)
-        # The largest write: a segment, or the policy's limit of unsynced bytes. Under `always`, the limit of 1 byte
-        # makes each batch a write and a sync of its own.
+        # Maximum size of one write: a segment, or the policy's limit of unsynced bytes.
+        # Under `always`, the limit of 1 byte gives each batch its own write and sync.
         most = self.state.config.segment_bytes
         if self.durability.kind == "group":
             most = min(most, self.durability.max_bytes)
@@ -590,24 +666,25 @@ class Writer(Appender):
             try:
                 self._write_parts_locked(data, batches, now_ms, most)
             except DiskFullError:
-                if self.state.end > before:  # treat the stored parts like those of any other append
+                if self.state.end > before:  # stored parts are an append too
                     self.settle_locked(durability)
                 raise
         self.settle_locked(durability)
 
     @locked
     def settle_locked(self, durability: Level | None) -> None:
-        """Does what the policy requires after an append was written."""
+        """Perform the steps that the policy requires after an append was written."""
         self.appends += 1
         state = self.state
         if self.is_os and durability is None:
             state.show(state.end)
             return
         kind = self.durability.kind
-        # The caller waits for a sync, its own or a shared one; readers do not see the records before that.
+        # The caller waits for its own or a shared sync. Readers see the records after
+        # that.
         if kind == "group":
             return
-        # An append that asked for "os" leaves the sync to the next one.
+        # An append that requested "os" leaves the sync to the next one.
         if kind == "always":
             if durability != "os":
                 self._sync_written_locked()
@@ -641,10 +718,11 @@ class Writer(Appender):
         now_ms: int,
         batches: Sequence[EncodedBatch] | None = None,
     ) -> None:
-        """Writes batches into one segment with one call, after a roll if the active segment is full.
+        """Write batches into one segment with one call, after a roll if necessary.
 
-        batches: where each batch lies in data; None for a single batch. On return the log end offset is
-        last_offset + 1. After an error the log is as before, or poisoned.
+        `batches` contains the position of each batch in `data`; None for a single
+        batch. On return the log end offset is last_offset + 1. After an error the log
+        is unchanged, or poisoned.
         """
         size = len(data)
         if self.is_midway:
@@ -653,17 +731,18 @@ class Writer(Appender):
             raise DiskFullError("the disk is nearly full, below the directory's min_free_bytes", path=self.path)
         segment = self.active
         if segment.is_full(size, max_timestamp, last_offset, now_ms):
-            self.roll_locked()  # which syncs all that was written
+            self.roll_locked()  # which syncs all written data
             segment = self.active
         elif self.written_bytes + size - self.commit.synced_bytes > self._unsynced_limit:
             self.sync_locked()
         state = self.state
-        if may_change_transactions(data, batches):  # set before a reader can see the batches
+        if may_change_transactions(data, batches):  # before readers see the batches
             state.plain_from = last_offset + 1
         start = segment.size_bytes
         end = state.end
         written_bytes = self.written_bytes
-        # If there is no memory even to run the branches below, this stays set, and the next append poisons the log.
+        # If there is no memory even to run the handlers below, this remains set, and
+        # the next append poisons the log.
         self.is_midway = True
         try:
             segment.append(data, last_offset, max_timestamp, batches)
@@ -672,7 +751,7 @@ class Writer(Appender):
             self.is_midway = False
             if self.is_resting:
                 self.stir_locked()
-        except DiskFullError:  # the segment has undone its write: all is as before
+        except DiskFullError:  # the segment has undone its write: the log is unchanged
             self.is_midway = False
             raise
         except StorageWriteError as error:  # the file may contain unknown bytes above its end
@@ -685,8 +764,12 @@ class Writer(Appender):
 
     @locked
     def mend_locked(self) -> None:
-        """Undoes a failed or short write of append_quickly(), which has set is_midway. On return the log is as before
-        the append.
+        """Undo a failed or short write of append_quickly(), which has set is_midway.
+
+        On return the log is as before the append.
+
+        Raises:
+            StorageWriteError: the write could not be undone. The log refuses writes.
         """
         try:
             self.active.cut_back()
@@ -699,9 +782,13 @@ class Writer(Appender):
     def _write_parts_locked(
         self, data: bytes | memoryview, batches: Sequence[EncodedBatch], now_ms: int, most: int
     ) -> None:
-        """Writes batches in parts of at most `most` bytes, because together they exceed a segment or the policy."""
+        """Write batches in parts of at most `most` bytes.
+
+        Together they exceed a segment, or the limit of the policy.
+        """
         newest = max(batch[3] for batch in batches)
-        # Roll first, if a roll is needed: parts in the active segment can be undone, parts in a sealed one cannot.
+        # Roll first if a roll is needed: parts in the active segment can be undone, but
+        # parts in a sealed one cannot.
         if self.active.is_full(min(len(data), self.state.config.segment_bytes), newest, batches[-1][2], now_ms):
             self.roll_locked()
         segment = self.active
@@ -711,8 +798,8 @@ class Writer(Appender):
         stored = 0
         try:
             while stored < len(batches):
-                # Take as many batches as fit into the limit, at least one. Their positions count from the first of
-                # them.
+                # Take as many batches as fit into the limit, at least one. Their
+                # positions are relative to the first of them.
                 first = batches[stored][0]
                 stop = stored + 1
                 while stop < len(batches) and batches[stop][0] + batches[stop][1] - first <= most:
@@ -727,7 +814,8 @@ class Writer(Appender):
         except DiskFullError as error:
             if self.active is segment and self._take_back_locked(start, end, written):
                 raise
-            # Some parts are in sealed segments or were seen, so they stay. Tell the caller, or a retry repeats them.
+            # Some parts are in sealed segments or visible, so they remain. The error
+            # reports this to the caller, because a retry would repeat them.
             raise DiskFullError(
                 f"no space left after the first {self.state.end - end} records were stored; append the rest again",
                 path=error.path,
@@ -736,9 +824,10 @@ class Writer(Appender):
 
     @locked
     def _take_back_locked(self, size: int, end: int, written_bytes: int) -> bool:
-        """Removes the bytes that this call wrote to the active segment; no receipt names them.
+        """Remove the bytes that this call wrote to the active segment.
 
-        Returns False if another thread's sync has made some of the batches visible meanwhile; then all stay.
+        No receipt names their records. Returns False if a sync of another thread has
+        made some batches visible in the meantime; all batches then remain.
         """
         with self.commit.held():  # otherwise a running sync would count the removed bytes
             is_seen = self.state.visible > end
@@ -749,7 +838,9 @@ class Writer(Appender):
                 self.active.cut(size)
                 recovery.rebuild(self.active)
                 transactions.index_aborted(self.active, self.state.segments)
-            except BaseException as error:  # even without memory: half an index must not overwrite a whole one
+            except BaseException as error:
+                # A lack of memory counts too: a partial index must not overwrite a
+                # complete one.
                 self.commit.poison(error)
                 raise
             self.state.end = end
@@ -758,7 +849,12 @@ class Writer(Appender):
             return True
 
     def expect_end_locked(self, expected_offset: int | None) -> None:
-        """Raises OffsetConflictError unless the log ends at expected_offset; None accepts any end."""
+        """Check that the log ends at `expected_offset`; None accepts any end.
+
+        Raises:
+            OffsetConflictError: the log ends at another offset.
+            InvalidConfigError: `expected_offset` is not an int.
+        """
         if expected_offset is None:
             return
         if not isinstance(expected_offset, (int, np.integer)):
@@ -772,7 +868,10 @@ class Writer(Appender):
             )
 
     def acknowledge(self, first: int, last: int, now_ms: int, durability: Level | None) -> Receipt:
-        """Waits for the promised durability, without the append lock, so that others append meanwhile."""
+        """Wait for the promised durability, and return the receipt.
+
+        The append lock is not held, so other threads can append concurrently.
+        """
         reached = durability or self._level
         if reached == "disk":
             commit = self.commit
@@ -787,25 +886,30 @@ class Writer(Appender):
                     raise self._unknown(error) from error
             if commit.synced_bytes - self.recovery_bytes > _RECOVERY_LAG_BYTES:
                 with self.state.lock:
-                    # Check again: of several threads that find it due, only the first saves it.
+                    # Check again: if several threads find it due, only the first saves
+                    # it.
                     if not self.state.is_closed and commit.synced_bytes - self.recovery_bytes > _RECOVERY_LAG_BYTES:
                         self.save_recovery_point_locked()
         return Receipt(first, last, now_ms, reached, *self.key)
 
     def _unknown(self, error: LogcoreError) -> DurabilityUnknownError:
-        """For an error behind a write: one that invites to append again would store the record twice."""
+        """Return the error to raise if a step fails after a write.
+
+        An error that invites the caller to append again would store the record twice.
+        """
         return DurabilityUnknownError(f"it is not known whether the record is on disk: {error}", path=self.path)
 
-    # -- the durable end, and the visible one ---------------------------------------------------------------------
+    # -- the durable end and the visible end -------------------------------------------
 
     @locked
     def sync_locked(self) -> None:
+        """Sync all records, or raise DurabilityUnknownError."""
         if self.commit.durable_end < self.state.end:
             self.commit.wait(self.state.end)
         self.last_sync_ms = self.fs.monotonic_ms()
 
     def flush(self) -> None:
-        """See Log.flush()."""
+        """Sync the log; see Log.flush()."""
         with self.state.lock:
             self.check_writable_locked()
             target = self.state.end
@@ -815,7 +919,7 @@ class Writer(Appender):
                 self.sharing.wait(target - 1)
 
     def _moved_durable_end(self, end: int) -> None:
-        """Called after a sync: shows readers more records, here and in other processes."""
+        """Show more records to readers, here and in other processes, after a sync."""
         if self.sharing is not None:
             if self.durability.waits:
                 self.sharing.show(end)
@@ -824,7 +928,7 @@ class Writer(Appender):
             self.shown.show_if_possible(self.state.visible)
 
     def advance_high_watermark(self, offset: int) -> int:
-        """See Log.advance_high_watermark()."""
+        """Raise the high watermark; see Log.advance_high_watermark()."""
         with self.state.lock:
             self.check_writable_locked()
             if not self.is_replicated:
@@ -842,14 +946,18 @@ class Writer(Appender):
                     found=offset,
                 )
             if self.state.visible < offset < self.state.end:
-                offset, _ = batch_around(self.state.segments, offset)  # down to where a batch ends
+                # Lower the offset to the end of a batch.
+                offset, _ = batch_around(self.state.segments, offset)
             if offset > self.state.visible:
                 self.state.show(offset)
                 self.shown.show_if_possible(offset)
             return self.state.visible
 
     def _note_failure(self, cause: BaseException) -> None:
-        """Called when the log was poisoned. Notes a failed write or sync for the next opening and other processes."""
+        """Record a failed write or sync for the next opening and for other processes.
+
+        Called when the log was poisoned.
+        """
         if not isinstance(cause, (LogClosedError, CorruptLogError, LogNotFoundError)):
             recovery.note_failed_sync(self.fs, self.path)
             if self.sharing is not None:
@@ -859,17 +967,20 @@ class Writer(Appender):
 
     @locked
     def stir_locked(self) -> None:
+        """Report to the LogDir that tick() may have work again."""
         self.is_resting = False
         if self.on_stir is not None:
             self.on_stir()
 
-    # -- segments -------------------------------------------------------------------------------------------------
+    # -- segments ----------------------------------------------------------------------
 
     @keeps_order
     def roll_locked(self, base_offset: int | None = None) -> None:
-        """Syncs the old segment and its indexes, then creates the new file and syncs its name, before the first write.
+        """Seal the active segment and create the next one.
 
-        base_offset: of the new segment, if it lies above the log end offset; a gap is left before it.
+        Syncs the old segment and its indexes, then creates the new file and syncs its
+        name, before the first write. `base_offset` is the base of the new segment if it
+        is above the log end offset; a gap then precedes it.
         """
         if base_offset is None:
             base = self.state.end
@@ -890,11 +1001,13 @@ class Writer(Appender):
                 self.state.segments = [*self.state.segments[:-1], sealed, new]
                 self.active = new
                 self.state.end = base
-                self.commit.advance(base, self.written_bytes)  # seal() has synced all that was written
+                # seal() has synced all written data.
+                self.commit.advance(base, self.written_bytes)
                 self.is_midway = False
             except BaseException as error:
-                # Once the new file exists, its name claims the next offsets, and an append to the old segment would
-                # give them out twice. Before that, lack of space or descriptors passes, and the append may be repeated.
+                # Once the new file exists, its name claims the next offsets. An append
+                # to the old segment would assign them twice. Before that, a lack of
+                # space or descriptors is temporary, and the append may be repeated.
                 goes_on = False  # even if there is no memory for the check
                 try:
                     goes_on = isinstance(error, (DiskFullError, ResourceError)) and not self.fs.exists(path)
@@ -911,18 +1024,24 @@ class Writer(Appender):
         if self.on_stir is None or self.commit.synced_bytes - self.recovery_bytes > _RECOVERY_LAG_BYTES:
             self.save_recovery_point_locked()
         else:
-            # The LogDir saves it at its next tick(), together with its other logs, because one file holds all of them.
-            # If a crash comes first, the next opening checks this segment too, and reports damage in it as an error.
+            # The LogDir saves the recovery point at its next tick(), together with
+            # those of its other logs, because one file contains all of them. If a crash
+            # comes first, the next opening checks this segment too, and reports damage
+            # as an error.
             self.active.offer_indexes()
             self.last_recovery_ms = self.fs.monotonic_ms() - RECOVERY_LAG_MS
             self.stir_locked()
-        # A file that existed at opening was not checked in full, so a seal could certify damage as sound.
+        # A file that existed at opening was not checked completely, so a seal could
+        # certify damaged data as valid.
         if old.is_own and old.size_bytes <= seals.ROLL_BYTES:
             seals.seal(self.fs, old, old.last_offset + 1, new.base_offset)
 
 
 def may_change_transactions(data: bytes | memoryview, batches: Sequence[EncodedBatch] | None) -> bool:
-    """Whether one of some batches belongs to a transaction, or is a control batch. batches: as for write_locked()."""
+    """Return whether a batch is part of a transaction, or is a control batch.
+
+    `batches` is as for write_locked().
+    """
     if batches is None:
         return bool(data[_ATTRIBUTES_POSITION] & _TRANSACTIONS_MASK)
     return any(data[position + _ATTRIBUTES_POSITION] & _TRANSACTIONS_MASK for position, _, _, _ in batches)
