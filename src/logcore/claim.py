@@ -1,15 +1,17 @@
-"""The right to write to a log directory, which the members of one process share.
+"""The right to write to a log directory, shared by the members of one process.
 
 Rules:
-- One process at a time writes to a directory; it holds Kafka's lock. Members (logs by the names of their directories,
-  a LogDir) share it, and what is known of the directory.
-- The last member that leaves puts the marker of a clean shutdown (.kafka_cleanshutdown) back, if all of them closed
-  well.
-- Several processes may claim a directory where each of them says so. What belongs to no single partition is then
-  changed under the directory's turn; one of them does the work that is due by time; and no marker is put back, because
-  none of them knows that the others closed well.
+- One process at a time writes to a directory, and holds Kafka's lock. Its members
+  (logs, named by their directories, and a LogDir) share the lock and the state of the
+  directory.
+- The last member that leaves restores the marker of a clean shutdown
+  (.kafka_cleanshutdown), if all members were closed without errors.
+- Several processes may claim a directory if all of them request sharing. Files that
+  belong to no single partition are then changed under the directory's lock, and one of
+  the processes runs maintenance. The marker is not restored, because no process can
+  detect whether the others were closed without errors.
 
-claiming.py takes the lock. This module opens no log.
+claiming.py acquires the lock. This module opens no log.
 """
 
 from __future__ import annotations
@@ -30,22 +32,34 @@ from logcore.trustedclock import SAVE_AT_CLOSE_MS, TrustedClock
 
 @attrs.define(eq=False)
 class Common:
-    """The facts of a directory that all its members share. Lives as long as this process holds its lock.
+    """The state of a directory that all its members share.
 
-    Written under the mutex of the lock; has_failed and is_unfinished also without, but then only ever set to True.
+    It exists while this process holds the directory's lock. Fields are written under
+    the mutex of the lock. has_failed and is_unfinished are also written without it, but
+    then they are only set to True.
     """
 
-    was_clean: bool  # nothing that was in it when the lock was taken needs checking
+    #: Whether no file needed a check when the lock was acquired.
+    was_clean: bool
     checkpoints: OffsetCheckpoints
     clock: TrustedClock
-    has_failed: bool = False  # a member did not close well
-    is_unfinished: bool = True  # there may be staged writes to roll forward
-    turn: ByteLock | None = None  # of the directory, where other processes write to it too
-    transactions: ByteLock | None = None  # who decides about them, the same
-    presence: Presence | None = None  # the same
-    takes_care: bool = False  # of what is due by time, where other processes could
-    blocked: Mapping[str, LogcoreError] = attrs.Factory(dict)  # by member: why that was not possible
-    closing: dict[Key, int | None] | None = None  # recovery points of members that close, while a LogDir gathers them
+    #: Whether a member was not closed without errors.
+    has_failed: bool = False
+    #: Whether there may be staged writes to roll forward.
+    is_unfinished: bool = True
+    #: The lock of the directory among processes; None if no other process writes to it.
+    turn: ByteLock | None = None
+    #: The lock for decisions about transactions, or None like `turn`.
+    transactions: ByteLock | None = None
+    #: Shows whether other processes have the directory open, or None like `turn`.
+    presence: Presence | None = None
+    #: Whether this process runs maintenance, in a directory that several processes
+    #: share.
+    takes_care: bool = False
+    #: By member: the reason why staged writes could not be rolled forward.
+    blocked: Mapping[str, LogcoreError] = attrs.Factory(dict)
+    #: The recovery points of closing members, while a LogDir collects them.
+    closing: dict[Key, int | None] | None = None
 
 
 class Claim:
@@ -67,12 +81,18 @@ class Claim:
 
     @property
     def lock_handle(self) -> int:
-        """Of the lock file, for the turns of a shared directory."""
+        """The handle of the lock file, for the locks of a shared directory."""
         return self._lock.handle
 
     @contextlib.contextmanager
     def changing(self) -> Generator[None, None, None]:
-        """Keeps other processes from changing what belongs to no single partition. Reentrant. Raises LogLockedError."""
+        """Prevent other processes from changing files of the whole directory.
+
+        These are the files that belong to no single partition. Reentrant.
+
+        Raises:
+            LogLockedError: another process has held the lock for too long.
+        """
         turn = self._common.turn
         if turn is None:
             yield
@@ -82,7 +102,11 @@ class Claim:
 
     @contextlib.contextmanager
     def deciding(self) -> Generator[None, None, None]:
-        """Keeps other processes from deciding about transactions. Raises LogLockedError."""
+        """Prevent other processes from deciding about transactions.
+
+        Raises:
+            LogLockedError: another process has held the lock for too long.
+        """
         turn = self._common.transactions
         if turn is None:
             yield
@@ -92,7 +116,10 @@ class Claim:
 
     @contextlib.contextmanager
     def alone(self) -> Generator[bool, None, None]:
-        """Whether no other process has the directory open; then none can open it before the end of the block."""
+        """Yield whether no other process has the directory open.
+
+        If so, none can open it before the end of the block.
+        """
         presence = self._common.presence
         if presence is None:
             yield True
@@ -101,7 +128,10 @@ class Claim:
             yield is_alone
 
     def takes_care(self) -> bool:
-        """Whether retention, compaction and the like are this process's to do: of several, the first that asks."""
+        """Return whether this process runs retention, compaction and other maintenance.
+
+        Of several processes, the first that calls this does.
+        """
         common = self._common
         if common.turn is None:
             return True
@@ -111,25 +141,28 @@ class Claim:
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing in the directory needs checking, and no member has failed since."""
+        """Whether no file in the directory needs a check, and no member has failed."""
         return self._common.was_clean and not self._common.has_failed
 
     def call_clean(self) -> None:
-        """Every log in the directory was checked."""
+        """Mark the directory as clean, after every log in it was checked."""
         with self._mutex:
             self._common.was_clean = True
 
     def fail(self) -> None:
-        """A member may not be left as clean: no marker is written when the last one leaves."""
+        """Record that a member failed: the clean marker will not be written."""
         self._common.has_failed = True
 
     def expect_unfinished(self) -> None:
-        """Staged writes failed half way: the next claim of the directory rolls them forward."""
+        """Record that a staged write failed: the next claim rolls it forward."""
         self._common.is_unfinished = True
 
     @contextlib.contextmanager
     def gathering(self) -> Generator[dict[Key, int | None], None, None]:
-        """Members that close meanwhile leave their recovery points in the mapping, to be written once for all."""
+        """Collect the recovery points of members that close inside the block.
+
+        The caller writes the yielded mapping once for all of them.
+        """
         gathered: dict[Key, int | None] = {}
         with self._mutex:
             self._common.closing = gathered
@@ -140,7 +173,10 @@ class Claim:
                 self._common.closing = None
 
     def hand_over(self, key: Key, recovery_point: int) -> bool:
-        """Leaves a recovery point to the member that gathers them; False when none does."""
+        """Give a recovery point to the member that collects them.
+
+        Returns False if no member does.
+        """
         with self._mutex:
             closing = self._common.closing
             if closing is None:
@@ -149,17 +185,21 @@ class Claim:
             return True
 
     def leave(self) -> None:
-        """For the last member: saves the clock, and puts the marker of a clean shutdown back if all closed well."""
+        """Save the clock and restore the clean marker, if this is the last member.
+
+        The marker is only restored if all members were closed without errors.
+        """
         with self._mutex:
             if self._lock.is_last:
                 self.clock.now_ms(self._fs.now_ms())
                 self.clock.save(max_age_ms=SAVE_AT_CLOSE_MS)
             if self._lock.is_last and self.is_clean and not self.is_shared:
-                # Without room for it the next opening checks more; all records are on disk all the same.
+                # Without space for the marker, the next opening only checks more. All
+                # records are durable.
                 with contextlib.suppress(DiskFullError, ResourceError):
                     content = b'{"version":0,"brokerEpoch":-1}'
                     checkpoint.write(self._fs, self.directory, checkpoint.CLEAN_SHUTDOWN, content)
 
     def release(self) -> None:
-        """Gives the member up; the last one gives up the lock. Needs no memory."""
+        """Release the member; the last one releases the lock. Needs no memory."""
         self._lock.release()

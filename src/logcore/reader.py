@@ -1,11 +1,13 @@
-"""One partition as those who read it see it, in the process that writes it or in any other.
+"""The reading half of a partition, in its writing process or in any other.
 
 Rules:
-- Readers take no lock and write nothing. What they see ends at the high watermark.
-- A log that is only read looks at its files when it is opened, and again in refresh() and tail().
-- What lies below the high watermark stays readable until it is deleted or truncated, and is never changed.
+- Readers acquire no lock and write nothing. They see records up to the high watermark.
+- A read-only log reads the state of its files when it is opened, and again in refresh()
+  and tail().
+- Records below the high watermark remain readable until they are deleted or truncated,
+  and are never changed.
 
-This module does not decode (partition/scan.py does) and does not append (log.py).
+This module does not decode (partition/scan.py does) and does not append (log.py does).
 """
 
 from __future__ import annotations
@@ -52,9 +54,11 @@ Isolation = Literal["read_uncommitted", "read_committed"]
 
 
 def check_is_partition(fs: FS, directory: str) -> None:
-    """Raises LogNotFoundError for a directory of something else: read as a log it would be an empty one.
+    """Raise LogNotFoundError unless a directory is a partition.
 
-    A partition has a file of one, or is empty, or about to get its first file, and has the name of one.
+    Another directory, opened as a log, would appear as an empty log. A partition
+    contains a file of a log. A directory that is empty, because the first file is about
+    to be created, must have the name of a partition.
     """
     real = fs.real_path(directory)
     if not fs.is_directory(real):
@@ -83,12 +87,19 @@ def check_is_partition(fs: FS, directory: str) -> None:
 
 
 class LogReader:
-    """The reading half of a log. Users meet it as Log; all methods may be called from several threads."""
+    """The reading half of a log. Users work with it through Log.
+
+    All methods may be called from several threads.
+    """
 
     def __init__(
         self, fs: FS, directory: str, state: PartitionState, policy: Durability, *, is_writing: bool = False
     ) -> None:
-        """Not for users. state: as a writer has opened it, or empty; then refresh() fills it."""
+        """Not for users.
+
+        `state` is the state that a writer has opened, or an empty one that refresh()
+        fills.
+        """
         self.path = directory
         self.durability = policy
         self._fs = fs
@@ -100,7 +111,8 @@ class LogReader:
 
     def _begin_child(self) -> None:
         self._state.make_locks()
-        self._state.transactions = None  # half changed, if a thread of the parent was at it
+        # A thread of the parent may have been changing it during the fork.
+        self._state.transactions = None
 
     @property
     def config(self) -> LogConfig:
@@ -113,12 +125,15 @@ class LogReader:
 
     @property
     def is_closed(self) -> bool:
+        """Whether the log is closed."""
         return self._state.is_closed
 
     @property
     def times_truncated(self) -> int:
-        """Grows when truncate() may have removed records since the log was opened; also when the writer replaced the
-        last segment for another reason, which a reader in another process cannot tell apart.
+        """A number that grows when truncate() may have removed records.
+
+        It also grows when the writer replaced the last segment for another reason,
+        because a reader in another process cannot distinguish the two.
         """
         return len(self._state.cuts) + self._look.replacements
 
@@ -129,70 +144,89 @@ class LogReader:
 
     @property
     def log_end_offset(self) -> int:
-        """The offset the next record will get."""
+        """The offset of the next record."""
         return self._state.end
 
     @property
     def high_watermark(self) -> int:
-        """The end of what readers see: what is on disk where appends wait for it, else the log end."""
+        """The end of the visible records.
+
+        This is the durable end if appends wait for a sync, else the log end.
+        """
         return self._state.visible
 
     @property
     def last_stable_offset(self) -> int:
-        """The end of what read_committed sees: the first offset of the oldest open transaction, or the high
-        watermark.
+        """The end of the records that read_committed returns.
+
+        This is the first offset of the oldest open transaction, or the high watermark.
         """
         return max(self._state.log_start, self._scan_transactions().last_stable_offset)
 
     def _scan_transactions(self) -> _Committed:
-        """Walks heads that were not walked before; the first call walks the whole log.
+        """Read the batch headers that were not read before, and return the state.
 
-        Raises CorruptLogError and CorruptBatchError where a batch is missing or damaged, because it may be a marker
-        that makes aborted records of what would seem committed.
+        The first call reads the headers of the whole log.
+
+        Raises:
+            CorruptLogError, CorruptBatchError: a batch is missing or damaged. It may be
+            a
+                marker, and records that it aborted would appear as committed.
         """
         with self._state.scanning:
             segments, visible = self._bounded()
             state = self._state.transactions
-            # From the first batch that exists: a transaction may begin below the log start and end above it.
+            # Begin at the first existing batch: a transaction may begin below the log
+            # start and end above it.
             begin = self._state.log_start
             if segments and segments[0].base_offset < begin:
                 begin = segments[0].base_offset
-            # Where it ends below the log start, a marker may be among what was deleted, and its transaction would stay
-            # open for ever. Where it ends above what is shown, the writer has cut the log, and may write there again.
+            # If the state ends below the log start, a marker may have been deleted, and
+            # its transaction would remain open forever. If it ends above the visible
+            # end, the writer has truncated the log, and may append there again.
             if state is None or not begin <= state.next_offset <= visible:
                 state = self._state.transactions = Transactions(next_offset=begin)
-            # Read after the bound. What this process has appended itself needs no walk, which costs a fetch a third.
+            # Read after the bound. Batches that this process appended need no headers
+            # read: that would cost a fetch a third.
             if self._state.plain_from <= state.next_offset < visible:
                 if VERIFIES:
                     self._check_plain(segments, state.next_offset, visible)
                 state.next_offset = visible
             if state.next_offset < visible:
                 self._walk_transactions(state, segments, visible)
-            # Without a noted end the files end where a walk over heads did, and damage may have ended it too early.
+            # Without a stored end, the end comes from reading headers, and damage may
+            # have ended that too early.
             if segments and not self._look.is_end_noted and not self._is_writing:
                 self._check_no_head_behind(segments[-1], visible)
             return _Committed(state, state.last_stable_offset(visible), segments)
 
     def _check_plain(self, segments: list[Segment], start: int, end: int) -> None:
-        """That nothing in [start, end) is about transactions; a walk that meets damage proves nothing."""
+        """Assert that no batch in [start, end) belongs to a transaction.
+
+        A read that meets damage proves nothing, and is ignored.
+        """
         with contextlib.suppress(LogcoreError, OSError):
             for _, facts in self._state.gaps.walk(segments[max(0, slot_of(segments, start)) :], start, end, crc=False):
                 about = facts["attributes"] & (layout.TRANSACTIONAL_BIT | layout.CONTROL_BIT)
                 assert not np.any((about != 0) & (facts["magic"] == 2)), (self.path, start, end)
 
     def _walk_transactions(self, state: Transactions, segments: list[Segment], end: int) -> None:
-        """Takes in what lies between the end of the state and end."""
+        """Add the batches between the end of the state and `end` to the state."""
         held = segments[max(0, slot_of(segments, state.next_offset)) :]
         for segment, facts in self._state.gaps.walk(held, state.next_offset, end, crc=False):
             for row in np.flatnonzero(facts["attributes"] & layout.TRANSACTIONAL_BIT != 0).tolist():
                 batch = segment.batch(int(facts["position"][row]))
-                if batch is not None:  # a head that is damaged would take committed records for aborted ones
+                # A damaged header could make committed records appear aborted.
+                if batch is not None:
                     batch.verify()
             state.add(facts, control_types(segment))
 
     def _check_no_head_behind(self, segment: Segment, end: int) -> None:
-        """Raises CorruptBatchError where the files of another writer go on behind the end with a head that no torn
-        write leaves: the batches behind it may be markers.
+        """Check the batch header after the end, in a log that another process writes.
+
+        Raises:
+            CorruptBatchError: the header is not the result of a torn write. The batches
+                after it may be markers.
         """
         for _, position, why in segment.walk(segment.find(end), crc=False):
             if why not in (layout.WALK_END, layout.WALK_LIMIT, layout.WALK_SHORT):
@@ -206,23 +240,33 @@ class LogReader:
         isolation: Isolation = "read_uncommitted",
         max_bytes: int | None = None,
     ) -> Iterator[Record]:
-        """Records with start <= offset < end, in order; end is fixed by this call and by default the high watermark.
+        """Return an iterator over the records with start <= offset < end, in order.
 
-        isolation: "read_committed" stops at the last stable offset and leaves out aborted transactions. max_bytes: stop
-        after about this many bytes of batches, but not before one batch. Control batches are never delivered. Every
-        batch's CRC is checked. Raises OffsetOutOfRangeError at once; CorruptBatchError, InvalidRecordError,
-        StorageReadError when the iteration gets there.
+        `end` is fixed by this call; by default it is the high watermark. With isolation
+        "read_committed", the read stops at the last stable offset and leaves out
+        aborted transactions. With `max_bytes`, it stops after about that many bytes of
+        batches, but not before one batch. Control batches are never delivered. The CRC
+        of every batch is checked.
+
+        Raises:
+            OffsetOutOfRangeError: raised by this call.
+            CorruptBatchError, InvalidRecordError, StorageReadError: raised by the
+                iteration when it reaches the batch.
         """
         lists = record_lists(self, start, end, isolation=isolation, max_bytes=max_bytes)
         return itertools.chain.from_iterable(lists)
 
     def get(self, offset: int) -> Record:
-        """The record at offset, or the next one where compaction or a marker left a gap.
+        """Return the record at `offset`, or the next one after a gap.
 
-        Raises OffsetOutOfRangeError when there is none before the high watermark.
+        Compaction and markers leave gaps.
+
+        Raises:
+            OffsetOutOfRangeError: there is no record before the high watermark.
         """
-        # Three ways, each for what the one before cannot answer: compiled, from a mapping; one batch found by the index
-        # of its segment; and reading on from the offset, which judges gaps and damage.
+        # There are three ways, each for the cases that the previous one cannot handle:
+        # a compiled read from a mapping; one batch, found by the index of its segment;
+        # and a read from the offset on, which checks gaps and damage.
         record = kernel.get_quickly(self._state, offset)
         if record is not None:
             return record
@@ -243,7 +287,8 @@ class LogReader:
                 except (CorruptBatchError, InvalidRecordError) as error:
                     segments[slot].check_readable(error)
                     raise
-                # Another offset, where there are no gaps, is a damaged head: reading on from here says so.
+                # Without gaps, another offset means a damaged header. Reading from here
+                # on reports it.
                 if not isinstance(found, int) and found.offset < visible and (found.offset == offset or not is_dense):
                     return found
         for record in self.read(offset):
@@ -256,11 +301,15 @@ class LogReader:
         )
 
     def batches(self, start: int, end: int | None = None, *, max_bytes: int | None = None) -> Iterator[RecordBatch]:
-        """Whole batches, control batches too, from the one that holds start to the one that holds end - 1.
+        """Return an iterator over complete batches, control batches included.
 
-        The bytes are borrowed from a mapped or just read part of a segment and stay valid as long as the batch is kept.
-        max_bytes: stop before the batch that would exceed it, but not before the first. Errors as read(); CRCs are
-        checked when a batch's records or columns are asked for.
+        The first batch contains `start`, and the last one contains end - 1. The bytes
+        are borrowed from a mapped part of a segment, or from a part that was just read.
+        They remain valid as long as the batch is kept. `max_bytes`: stop before the
+        batch that would exceed it, but not before the first. A CRC is checked when the
+        batch's records or columns are requested.
+
+        Raises the same errors as read().
         """
         return self._stretch(start, end).batches(max_bytes)
 
@@ -273,27 +322,36 @@ class LogReader:
         at_least_one: bool = True,
         up_to: Literal["high_watermark", "log_end"] = "high_watermark",
     ) -> list[memoryview]:
-        """The bytes of whole batches as they lie in the files, from the one that holds start on: what a fetch sends.
+        """Return the bytes of complete batches as stored, for a fetch response.
 
-        Those below end, an offset where a batch ends, and by default the high watermark. up_to: "log_end" for a
-        follower, which copies what consumers may not read yet. At most max_bytes, but with at_least_one never less than
-        one batch where there is one. The bytes are one view for each segment. Sealed segments give views of their
-        mapping, the growing one bytes just read; both stay valid as long as they are kept. Nothing is decoded and no
-        CRC is checked. Raises OffsetOutOfRangeError, CorruptBatchError where no batch can be made out,
-        StorageReadError.
+        The first batch contains `start`. The last one ends at or below `end`, which
+        must be the end of a batch; by default, it is the high watermark.
+        up_to="log_end" is for a follower, which copies records that consumers may not
+        read yet. The result has at most `max_bytes`, but with at_least_one=True it has
+        at least one batch if there is one.
+
+        There is one view for each segment. Sealed segments return views of their
+        mapping, and the growing segment returns bytes that were just read. Both remain
+        valid as long as they are kept. No batch is decoded, and no CRC is checked.
+
+        Raises:
+            OffsetOutOfRangeError: `start` is outside the log.
+            CorruptBatchError: there is no recognizable batch.
+            StorageReadError: a segment cannot be read.
         """
         stretch = self._stretch(start, end, up_to=up_to)
         if start < stretch.end:
             self._state.gaps.check_front(stretch.segments, start)
         pieces: list[memoryview] = []
-        offset = stretch.start  # the next one to send
+        offset = stretch.start  # the next offset to send
         left = max(1, max_bytes)
         before: Segment | None = None
         for number, segment in enumerate(stretch.segments, 1):
             if before is not None:
                 reached = before.next_offset()
                 self._state.gaps.check_behind(before, reached, segment.base_offset)
-                offset = max(offset, reached, segment.base_offset)  # a compaction may have joined this one to that
+                # A compaction may have joined this segment to the previous one.
+                offset = max(offset, reached, segment.base_offset)
             if offset >= stretch.end or segment.base_offset >= stretch.end:
                 break
             before = segment
@@ -316,11 +374,13 @@ class LogReader:
         return pieces
 
     def _check_sent(self, segment: Segment, following: Segment | None, offset: int) -> Callable[[layout.Facts], None]:
-        """A function for Segment.stored(), which calls it with the heads of all batches that it gives out: none may be
-        missing from the one that holds offset on. Raises CorruptBatchError.
+        """Return a function that checks the headers in Segment.stored().
+
+        Segment.stored() calls it with the headers of all batches that it returns. The
+        function raises CorruptBatchError if a batch is missing from `offset` on.
         """
         expected = offset
-        is_first = offset > segment.base_offset  # offset may lie inside a batch
+        is_first = offset > segment.base_offset  # offset may be inside a batch
 
         def check(facts: layout.Facts) -> None:
             nonlocal expected, is_first
@@ -342,19 +402,28 @@ class LogReader:
         isolation: Isolation = "read_uncommitted",
         columns: Iterable[str] = ARROW_COLUMNS,
     ) -> Scan:
-        """The records in [start, end) as columns: iterate for RecordColumns, or ask for pandas, polars or Arrow.
+        """Return the records in [start, end) as columns.
 
-        start is by default the log start, end the high watermark; both are fixed by this call. columns: those wanted,
-        of topic, partition, offset, timestamp, key, value, headers. See Scan. Errors as read(), and InvalidConfigError
-        for a column that there is not.
+        Iterate over the result for RecordColumns, or convert it to pandas, polars or
+        Arrow; see Scan. `start` is by default the log start, and `end` the high
+        watermark; both are fixed by this call. `columns` selects some of topic,
+        partition, offset, timestamp, key, value and headers.
+
+        Raises:
+            InvalidConfigError: a column does not exist. Other errors are those of
+            read().
         """
         return Scan([span_of(self, start, end, isolation)], columns)
 
     def tail(self, start: int | None = None, *, timeout: float | None = None) -> Iterator[Record]:
-        """Records from start on, by default the present end, and then new ones as they come, each once and in order.
+        """Return an iterator over the records from `start` on, and then over new ones.
 
-        Wakes on appends, also of another process. timeout: seconds without a new record after which the iteration ends;
-        None waits for ever. Ends when the log is closed. Errors as read().
+        `start` is by default the present end. Each record is delivered once, in order.
+        The iterator wakes up on appends, including those by other processes. `timeout`
+        is the number of seconds without a new record after which the iteration ends;
+        None waits forever. The iteration also ends when the log is closed.
+
+        Raises the same errors as read().
         """
         if start is None:
             offset = self._state.visible
@@ -368,43 +437,49 @@ class LogReader:
             yield from records
 
     def refresh(self) -> bool:
-        """Of a log opened read-only or shared: looks at what other processes have added; True when the high watermark
-        moved.
+        """Load the changes of other processes; return whether the high watermark moved.
 
-        Does nothing for a log that this process alone writes. Raises LogNotFoundError when the directory is gone.
+        For logs that are read-only or shared. Does nothing for a log that only this
+        process writes.
+
+        Raises:
+            LogNotFoundError: the directory was deleted.
         """
         self._check_open()
         if self._is_writing:
             return self._state.follow()
-        with self._state.lock, self._state.scanning:  # a look at transactions sees the segments before this or after it
+        # A search for transactions sees the segments before or after this.
+        with self._state.lock, self._state.scanning:
             before = self._state.visible
             self._look.again()
             return self._state.visible != before
 
     def offset_for_timestamp(self, timestamp_ms: Time) -> int | None:
-        """Offset of the first record, in log order, with at least timestamp_ms; None when there is none.
+        """Return the offset of the first record with at least `timestamp_ms`, or None.
 
-        The rule is Kafka's (ListOffsets, storage format section 11.3): the first segment whose largest timestamp
-        reaches it, and in it the first record that does. A datetime has to have a time zone.
+        The rule is Kafka's (ListOffsets, storage format section 11.3): take the first
+        segment whose largest timestamp reaches the time, and in it the first record
+        that does. A datetime must have a time zone.
         """
         found = self._place_of_timestamp(timestamp_ms, markers=False)
         return None if found is None else found[0]
 
     def _place_of_timestamp(self, timestamp_ms: Time, *, markers: bool) -> tuple[int, int] | None:
-        """See place_of_timestamp()."""
+        """Return (offset, timestamp) or None; see place_of_timestamp()."""
         self._check_open()
         wanted = time_ms(timestamp_ms)
         assert wanted is not None, "the caller gives a time"
         segments, visible = self._bounded()
 
         def end_of_older(segment: Segment) -> int:
-            """The end of a segment whose batches need not be read, because none is late enough; else -1."""
+            """Return the end of a segment without late enough batches, else -1."""
             if segment.max_timestamp() >= wanted:
                 return -1
             return self._sound_end(segment, visible)
 
-        # By the heads of one segment, 30 ns each; its time index could save a part of that, if it is right. Their CRCs
-        # and their order are checked: a time or an offset that is damaged would hide what is looked for.
+        # Reads the headers of one segment, at 30 ns each. Its time index could save a
+        # part of that, if it is correct. CRCs and order are checked, because a damaged
+        # time or offset would hide the record.
         log_start = self._state.log_start
         for segment, facts in self._state.gaps.walk(segments, log_start, visible, crc=True, passed=end_of_older):
             for row in np.flatnonzero(facts["max_timestamp"] >= wanted).tolist():
@@ -425,20 +500,27 @@ class LogReader:
         return None
 
     def _bounded(self) -> tuple[list[Segment], int]:
-        """The segments and the high watermark, which they reach: read again when a roll comes in between."""
+        """Return segments, and a high watermark that they reach.
+
+        Reads both again if a roll happens in between.
+        """
         while True:
             segments = self._state.segments
             visible = self._state.visible
             if segments is self._state.segments:
                 break
-        if segments and visible < segments[-1].base_offset:  # of a replicated log
+        # A replicated log may have later segments.
+        if segments and visible < segments[-1].base_offset:
             segments = segments[: max(1, slot_of(segments, visible - 1) + 1)]
         return segments, visible
 
     def _sound_end(self, segment: Segment, visible: int) -> int:
-        """The end of a segment, if its largest timestamp is known without a walk over its batches, else -1.
+        """Return the end of a segment if its largest timestamp is reliable, else -1.
 
-        Raises CorruptBatchError when the growing segment is damaged below the high watermark.
+        It is reliable if it is known without reading the batches.
+
+        Raises:
+            CorruptBatchError: the growing segment is damaged below the high watermark.
         """
         if isinstance(segment, GrowingSegment) and not isinstance(segment, PiecedSegment):
             is_end_noted = self._look.is_end_noted or self._is_writing
@@ -449,31 +531,36 @@ class LogReader:
         return -1
 
     def newest(self) -> tuple[int, int] | None:
-        """(offset, timestamp_ms) of the record with the largest timestamp, the first of them; None in an empty log."""
+        """Return (offset, timestamp_ms) of the record with the largest timestamp.
+
+        Of several, it is the first. Returns None for an empty log.
+        """
         return self._newest(markers=False)
 
     def _newest(self, *, markers: bool) -> tuple[int, int] | None:
-        """See newest_place()."""
+        """Return (offset, timestamp_ms) or None; see newest_place()."""
         self._check_open()
         segments, visible = self._bounded()
 
         def end_of(segment: Segment) -> int:
             return self._sound_end(segment, visible)
 
-        # A segment or a batch that is missing may have held the newest record.
+        # Check for missing segments and batches, which may have contained the newest
+        # record.
         for _ in self._state.gaps.walk(segments, self._state.log_start, visible, crc=True, passed=end_of):
             pass
         largest = [segment.max_timestamp() for segment in segments]
         if not segments or max(largest) < 0:
             return None
         found = self._place_of_timestamp(max(largest), markers=markers)
-        # The newest record lies below the log start, in a segment that is not deleted yet.
+        # The newest record is below the log start, in a segment that is not deleted
+        # yet.
         if found is None:
             return self._newest_by_records()
         return found
 
     def _newest_by_records(self) -> tuple[int, int] | None:
-        """As newest(), by looking at every record."""
+        """Return the result of newest() by reading every record."""
         best: tuple[int, int] | None = None
         for columns in self.scan():
             row = int(columns.timestamps_ms.argmax())
@@ -489,7 +576,13 @@ class LogReader:
         up_to: Literal["high_watermark", "log_end"] = "high_watermark",
         cursor: Cursor | None = None,
     ) -> Stretch:
-        """The stretch between two offsets, as the log is now. Raises OffsetOutOfRangeError, LogClosedError."""
+        """Return the range between two offsets, as the log is now.
+
+        Raises:
+            OffsetOutOfRangeError: `start` is outside the log.
+            LogClosedError: the log is closed.
+            InvalidConfigError: an argument is not valid.
+        """
         self._check_open()
         start = _as_offset(start, "start")
         if isolation not in ("read_uncommitted", "read_committed"):
@@ -498,15 +591,19 @@ class LogReader:
             )
         committed: Transactions | None = None
         if isolation == "read_committed":
-            # One look at the log gives all three: what is appended later lies in no transaction that the state knows.
+            # All three come from one search, so they match. Records that are appended
+            # later belong to no transaction in the state.
             committed, bound, segments = self._scan_transactions()
         elif up_to == "log_end":
-            with self._state.lock:  # an append, a roll or a truncation moves the end and the segments together
+            # An append, a roll or a truncation changes the end and the segments
+            # together.
+            with self._state.lock:
                 segments = self._state.segments
                 bound = self._state.end
         else:
             segments, bound = self._bounded()
-        # Behind the look at the segments: a deletion moves the start before it takes segments out.
+        # Checked after the segments were read, because a deletion moves the start
+        # before it removes segments.
         if not self._state.log_start <= start <= self._state.end:
             raise OffsetOutOfRangeError(
                 "start lies outside the log",
@@ -532,15 +629,16 @@ def _as_offset(given: object, what: str) -> int:
 
 
 _Kind = TypeVar("_Kind", bound=LogReader)
-#: Begins to listen for news of logs; what it returns blocks until there is some.
+#: Begins to listen for changes of logs. Returns a function that blocks until there are
+#: new records.
 _Waiting = Callable[[contextlib.ExitStack, "Sequence[Tailed]", "float | None"], Callable[[], bool]]
 
 
-# -- for hosts -------------------------------------------------------------------------------------------------------
+# -- for hosts -------------------------------------------------------------------------
 
 
 def span_of(log: LogReader, start: int | None, end: int | None, isolation: Isolation) -> Span:
-    """The part of a log that a scan reads. Raises the same errors as read()."""
+    """Return the part of a log that a scan reads. Raises the same errors as read()."""
     if start is None:
         first = log._state.log_start
     else:
@@ -565,9 +663,10 @@ def record_lists(
     max_bytes: int | None = None,
     cursor: Cursor | None = None,
 ) -> Iterator[list[Record]]:
-    """The records of LogReader.read(), in lists of some hundred. Raises the same errors.
+    """Return the records of LogReader.read(), in lists of some hundred.
 
-    cursor: where the reading before ended, which spares this one the search for its place.
+    `cursor` is the position at which the previous read ended. With it, this read need
+    not search for its position. Raises the same errors as read().
     """
     return log._stretch(start, end, isolation, cursor=cursor).record_lists(max_bytes)
 
@@ -575,8 +674,10 @@ def record_lists(
 def placed_lists(
     log: LogReader, start: int, end: int, topic: str, partition: int, *, isolation: Isolation
 ) -> Iterator[tuple[int, list[TopicRecord]]]:
-    """The records of LogReader.read(), with the topic and partition, in lists; before each how many bytes of stored
-    batches it takes. Raises the same errors.
+    """Return the records of LogReader.read(), with topic and partition, in lists.
+
+    Each list comes with the size in bytes of the stored batches that it was read from.
+    Raises the same errors as read().
     """
     return log._stretch(start, end, isolation).placed_lists(topic, partition)
 
@@ -584,29 +685,32 @@ def placed_lists(
 def typed_columns(
     log: LogReader, start: int, end: int, *, isolation: Isolation, rows: int, size_bytes: int
 ) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
-    """The columns in [start, end) in chunks of at most that many rows and bytes, but not less than a batch, each
-    with the timestamp types of its records. See Stretch.typed_columns(). Errors as read().
+    """Return the columns of [start, end) in chunks, with the timestamp types.
+
+    A chunk has at most `rows` rows and `size_bytes` bytes, but at least one batch. See
+    Stretch.typed_columns(). Raises the same errors as read().
     """
     return log._stretch(start, end, isolation).typed_columns(rows, size_bytes)
 
 
 def segments_between(log: LogReader, start: int, end: int) -> list[Segment]:
-    """The segments that hold [start, end), in order."""
+    """Return the segments that contain [start, end), in order."""
     segments = log._state.segments
     return segments[max(0, slot_of(segments, start)) : slot_of(segments, max(start, end - 1)) + 1]
 
 
 def avoid_mapping(log: LogReader) -> None:
-    """Of a log opened read-only: reads with pread from now on, for a process that may not map as much as a segment.
+    """Read segments with pread from now on, instead of mapping them.
 
-    A mapping counts against RLIMIT_AS in full, whatever of it is read.
+    For a read-only log, in a process that may not map a whole segment: a mapping counts
+    against RLIMIT_AS in full, however little of it is read.
     """
     assert not log._is_writing
     log.refresh()  # a compaction may have replaced files since
     segments: list[Segment] = []
     try:
         for one in log._state.segments:
-            if isinstance(one, GrowingSegment):  # read with pread already
+            if isinstance(one, GrowingSegment):  # already read with pread
                 segments.append(one)
             else:
                 segments.append(PiecedSegment(log._fs, log.path, one.base_offset))
@@ -616,25 +720,34 @@ def avoid_mapping(log: LogReader) -> None:
 
 
 def transactions_of(log: LogReader) -> Transactions:
-    """Those up to the high watermark, and perhaps beyond. Errors as read() with read_committed."""
+    """Return the transactions up to the high watermark, and possibly later ones.
+
+    Raises the same errors as read() with read_committed.
+    """
     return log._scan_transactions().state
 
 
 def place_of_timestamp(log: LogReader, timestamp_ms: Time) -> tuple[int, int] | None:
-    """As Log.offset_for_timestamp(), with the timestamp that was found. The end of a transaction counts as a record, as
-    in Kafka's ListOffsets.
+    """Return the result of Log.offset_for_timestamp(), and the record's timestamp.
+
+    As in Kafka's ListOffsets, the end of a transaction counts as a record.
     """
     return log._place_of_timestamp(timestamp_ms, markers=True)
 
 
 def newest_place(log: LogReader) -> tuple[int, int] | None:
-    """As Log.newest(). The end of a transaction counts as a record, as in Kafka's ListOffsets."""
+    """Return the result of Log.newest().
+
+    As in Kafka's ListOffsets, the end of a transaction counts as a record.
+    """
     return log._newest(markers=True)
 
 
 def unwalked_offsets(log: LogReader) -> int:
-    """How many offsets were not yet walked for transactions. The next read_committed look walks them, which waits
-    for the disk: the first one walks the whole log, later ones what was appended since.
+    """Return the number of offsets that were not searched for transactions yet.
+
+    The next read with read_committed searches them, which waits for the disk. The first
+    search reads the whole log, and later ones read the records appended since.
     """
     state = log._state.transactions
     if state is None:
@@ -645,15 +758,16 @@ def unwalked_offsets(log: LogReader) -> int:
 
 
 def aborted_transactions(log: LogReader, start: int, end: int) -> list[tuple[int, int]]:
-    """(producer id, first offset) of aborted transactions that a reader of [start, end) must know of to leave them
-    out.
+    """Return (producer id, first offset) of the aborted transactions in a range.
+
+    These are the transactions that a reader of [start, end) must leave out.
     """
-    with log._state.scanning:  # another thread's walk adds to the state
+    with log._state.scanning:  # a search in another thread adds to the state
         return log._scan_transactions().state.aborted_between(start, end)
 
 
 def open_reader(kind: type[_Kind], fs: FS, directory: str, config: LogConfig) -> _Kind:
-    """A log opened read-only, as a LogReader or a kind of it. Errors as open_log()."""
+    """Open a log read-only, as a LogReader or a subclass. Raises like open_log()."""
     check_is_partition(fs, directory)
     gaps = Gaps(None, ask=functools.partial(noted_gaps, fs, directory))
     log = kind(fs, directory, PartitionState(config, gaps), Durability("os"))
@@ -666,9 +780,10 @@ def open_reader(kind: type[_Kind], fs: FS, directory: str, config: LogConfig) ->
 
 
 class _Committed(NamedTuple):
-    """The transactions up to a high watermark, the last stable offset there, and the segments that reach it.
+    """The transactions up to a high watermark, with the matching end and segments.
 
-    The state is shared, and later looks add to it: what they add lies behind the last stable offset of this one.
+    The end is the last stable offset, and the segments reach it. The state is shared,
+    and later searches add to it. Their additions are above this last stable offset.
     """
 
     state: Transactions
@@ -677,38 +792,46 @@ class _Committed(NamedTuple):
 
 
 class Tailed:
-    """One log that is followed, by tail_together() or in a loop; made by follow(). offset: the next to deliver."""
+    """One log that is followed by tail_together() or in a loop; created by follow()."""
 
     def __init__(self, log: LogReader, state: PartitionState, look: FileLook, offset: int) -> None:
-        """state, look: of the log."""
+        """Follow a log from `offset` on; `state` and `look` belong to the log."""
         self.log = log
+        #: The next offset to deliver.
         self.offset = offset
         self._state = state
         self._look = look
         self._cuts = len(state.cuts)
-        self._shown = state.visible  # the largest end of what readers see, since this began
+        self._shown = state.visible  # the largest visible end since this was created
         self._replacements = look.replacements
-        self._last: Record | None = None  # the newest that was delivered
+        self._last: Record | None = None  # the newest delivered record
         self._cursor = Cursor()
 
     @property
     def has_news(self) -> bool:
-        """Whether there are records to deliver, or a truncation to report. Asked also while the log is shorter than the
-        offset: once it has grown again, a log opened read-only cannot see that it was shorter.
+        """Whether there are records to deliver, or a truncation to report.
+
+        This is also checked while the log is shorter than the offset: once it has grown
+        again, a read-only log cannot detect that it was shorter.
         """
         return self._state.visible > self.offset or self._is_cut
 
     @property
     def _is_cut(self) -> bool:
-        """Whether the log was truncated below the offset. Where a tail begins above the high watermark, this alone is
-        no truncation.
+        """Whether the log was truncated below the offset.
+
+        If a tail begins above the high watermark, that alone is not a truncation.
         """
         state = self._state
         lowest_cut = min(state.cuts[self._cuts :], default=self.offset)
         return lowest_cut < self.offset or state.visible < min(self.offset, self._shown)
 
     def news(self) -> Iterator[list[Record]]:
-        """Records up to the present end. Raises OffsetOutOfRangeError when the log was truncated below the offset."""
+        """Yield the records up to the present end, in lists.
+
+        Raises:
+            OffsetOutOfRangeError: the log was truncated below the offset.
+        """
         bound = self._state.visible
         if self._is_cut or self._is_other():
             raise OffsetOutOfRangeError("the log was truncated below here", path=self.log.path, offset=self.offset)
@@ -721,8 +844,10 @@ class Tailed:
             self.offset = bound
 
     def _is_other(self) -> bool:
-        """Whether another process has cut the log below the offset and filled it again since the last look: another
-        record stands where the newest was delivered. If compaction or deletion has removed that one, nothing is known.
+        """Return whether another process truncated the log and appended again.
+
+        This is the case if the newest delivered record was replaced by another one. If
+        compaction or deletion removed that record, the answer is unknown, and False.
         """
         if self._replacements == self._look.replacements:
             return False
@@ -735,42 +860,47 @@ class Tailed:
 
 
 def fs_of(log: LogReader) -> FS:
-    """The disk that a log is on."""
+    """Return the file system of a log."""
     return log._fs
 
 
 def follow(log: LogReader, offset: int) -> Tailed:
-    """Begins to follow a log: a truncation counts from here on."""
+    """Begin to follow a log: truncations from now on are reported."""
     return Tailed(log, log._state, log._look, offset)
 
 
 def is_written_here(log: LogReader) -> bool:
-    """Whether this process has the log open for writing."""
+    """Return whether this process has the log open for writing."""
     return log._is_writing
 
 
 def is_shared(log: LogReader) -> bool:
-    """Whether other processes write the log beside this one."""
+    """Return whether other processes write the log too."""
     return log._state.is_shared
 
 
 def is_written_elsewhere(log: LogReader) -> bool:
-    """Whether another process may write the log, so that only a look at its files brings news."""
+    """Return whether another process may write the log.
+
+    If so, only reading its files reveals new records.
+    """
     return not log._is_writing or is_shared(log)
 
 
 def listen_to(log: LogReader, listener: Callable[[], None]) -> Callable[[], None]:
-    """Calls listener, in the thread at work, when this process makes records visible or closes the log; returns a
-    function that ends this.
+    """Call `listener` when this process makes records visible or closes the log.
+
+    The call is made in the thread that does so. Returns a function that ends this.
     """
     log._state.listen(listener)
     return functools.partial(log._state.forget, listener)
 
 
 def wait_for_news(log: LogReader, offset: int, timeout: float) -> bool:
-    """Waits until there is a record at or behind an offset; False when so many seconds are over, or the log is closed.
+    """Wait until there is a record at or above `offset`.
 
-    Raises what refresh() raises.
+    Returns False after `timeout` seconds, or if the log is closed. Raises the errors of
+    refresh().
     """
     tailed = [follow(log, offset)]
     with contextlib.ExitStack() as stack:
@@ -784,10 +914,11 @@ def _waiting(tailed: Sequence[Tailed]) -> _Waiting:
 
 
 def segment_times(log: LogReader) -> list[tuple[int, int, int]]:
-    """Of each segment, in order: its base offset, when its file was last written in milliseconds, its size in bytes."""
+    """Return (base offset, modification time in ms, size in bytes) of each segment."""
     found = []
     for segment in log._state.segments:
-        with contextlib.suppress(FileNotFoundError):  # deleted by its writer since we looked
+        # The file may have been deleted by its writer since the log was listed.
+        with contextlib.suppress(FileNotFoundError):
             facts = (log._fs.modified_ms(segment.path), log._fs.file_size(segment.path))
             found.append((segment.base_offset, *facts))
     return found
@@ -796,10 +927,11 @@ def segment_times(log: LogReader) -> list[tuple[int, int, int]]:
 def tail_together(
     logs: Sequence[LogReader], offsets: Sequence[int], timeout: float | None
 ) -> Iterator[tuple[int, list[Record]]]:
-    """Records of several logs of one process as they come, each with the number of its log; see LogReader.tail().
+    """Follow several logs of one process, and yield lists of records as they arrive.
 
-    logs: all open for writing, or all read-only. The records of one log are in order; nothing is said of those of two.
-    A truncation counts from this call on. Ends when one of the logs is closed.
+    Each list comes with the number of its log. The logs must be all open for writing, or all read-only. The records of one log are
+    in order; there is no order between two logs. Truncations count from this call on.
+    The iteration ends when one of the logs is closed. See LogReader.tail().
     """
     return _follow([follow(log, offset) for log, offset in zip(logs, offsets, strict=True)], timeout)
 
@@ -814,12 +946,16 @@ def _follow(tailed: Sequence[Tailed], timeout: float | None) -> Iterator[tuple[i
                 yield from news_of(tailed)
                 if not is_there_more():
                     return
-        except LogClosedError:  # while the records of another log were taken, or by another thread just now
+        except LogClosedError:
+            # While records of another log were read, or by another thread just now.
             return
 
 
 def news_of(tailed: Sequence[Tailed]) -> Iterator[tuple[int, list[Record]]]:
-    """The records that there are now, each list with the number of its log. Raises what Tailed.news() raises."""
+    """Yield the present records, in lists with the number of their log.
+
+    Raises the errors of Tailed.news().
+    """
     for number, one in enumerate(tailed):
         for records in one.news():
             yield number, records
@@ -828,7 +964,10 @@ def news_of(tailed: Sequence[Tailed]) -> Iterator[tuple[int, list[Record]]]:
 def _wait_for_writer(
     stack: contextlib.ExitStack, tailed: Sequence[Tailed], timeout: float | None
 ) -> Callable[[], bool]:
-    """Blocks until a log of this process has news; False when the time is over or a log is closed."""
+    """Return a function that blocks until a log of this process has new records.
+
+    The function returns False when the time is over or a log is closed.
+    """
     moved = threading.Condition(threading.RLock())
 
     def wake() -> None:
@@ -857,12 +996,13 @@ def _wait_for_writer(
 def _wait_for_reader(
     stack: contextlib.ExitStack, tailed: Sequence[Tailed], timeout: float | None
 ) -> Callable[[], bool]:
-    """The same for logs that another process may write."""
+    """Do the same as _wait_for_writer(), for logs that another process may write."""
     fs = tailed[0].log._fs
     watch = fs.watch(*(one.log.path for one in tailed))
     stack.callback(watch.close)
-    # The watch keeps reports until it is asked. After the first look it is asked before each, so that records that were
-    # taken are not followed by a look that finds nothing.
+    # The watch keeps reports until it is read. After the first refresh, it is read
+    # before each refresh, so that a report about delivered records causes no empty
+    # refresh.
     is_watched = False
 
     def wait() -> bool:

@@ -1,15 +1,18 @@
-"""What a gap in the offsets of a log means: compaction left it, or batches are missing.
+"""Decides whether a gap in the offsets of a log is compaction or a loss.
 
 Rules:
-- Appends leave no gaps. Compaction does, and never in the active segment. So a log that this library made has no gap
-  from dense_from on. The writer notes dense_from, on disk, before a compaction replaces a segment.
-- Below dense_from a gap inside a segment proves nothing. A gap behind a segment is judged by its seal, which says how
-  long the file was, where its offsets ended, and where the next segment begins.
-- Another program may compact without a note of ours. So seals count only while checkpoint.SEALS_HOLD exists, which
-  Kafka removes when it loads the partition.
-- A reader in another process reads the notes again before it calls a gap a loss, because a compaction may have begun.
+- Appends leave no gaps. Compaction does, but never in the active segment. A log that
+  this library created therefore has no gap from dense_from on. The writer stores
+  dense_from durably before a compaction replaces a segment.
+- Below dense_from, a gap inside a segment proves nothing. A gap after a segment is
+  checked with its seal, which contains the size of the file, the end of its offsets,
+  and the base offset of the next segment.
+- Another program may compact without updating dense_from. Seals are therefore used only
+  while checkpoint.SEALS_HOLD exists, which Kafka deletes when it loads the partition.
+- A reader in another process reads dense_from again before it reports a gap as a loss,
+  because a compaction may have begun.
 
-This module reads no batch but through its segment, and changes nothing.
+This module reads batches only through Segment, and changes nothing.
 """
 
 from __future__ import annotations
@@ -28,38 +31,44 @@ _Item = TypeVar("_Item")
 
 
 class Noted(NamedTuple):
-    """What is noted of the gaps of a log.
+    """The stored metadata about the gaps of a log."""
 
-    dense_from: no offset at or above it is in a gap; NEVER where no note says so. has_seals: whether the seals describe
-    the present files.
-    """
+    #: No offset at or above it is in a gap. NEVER if it is not stored.
 
     dense_from: int
+    #: Whether the seals describe the present files.
     has_seals: bool
 
     @classmethod
     def of(cls, dense_from: int, cleaned_to: int, has_seals: bool) -> Noted:
-        """dense_from: as this library's writer noted it. cleaned_to: how far the log was compacted, by any program."""
+        """Combine the stored dense_from with the compaction checkpoint.
+
+        `cleaned_to` is the offset up to which any program has compacted the log.
+        """
         if dense_from == NEVER:
             return cls(NEVER, False)
-        # Our own compactions note dense_from at or above what they clean. A checkpoint beyond it is another program's,
-        # which may have replaced files that seals describe.
+        # Our own compactions store a dense_from at or above the compacted offsets. A
+        # higher checkpoint comes from another program, which may have replaced sealed
+        # files.
         return cls(max(dense_from, cleaned_to), has_seals and cleaned_to <= dense_from)
 
 
 class Gaps:
-    """Which gaps of one log are losses."""
+    """Decides which gaps of one log are losses."""
 
     def __init__(self, noted: Noted | None, ask: Callable[[], Noted] | None = None) -> None:
-        """noted: what the notes say; None to read them at the first gap, which most readings never meet. ask: reads the
-        notes of a log that another process may be writing.
+        """Create the object without reading files.
+
+        The metadata is given as `noted`. With None, it is read at the first gap, which
+        most reads never meet. `ask` reads the metadata of a log that another process
+        may write.
         """
         self._noted = noted
         self._ask = ask
 
     @property
     def noted(self) -> Noted:
-        """Replaced whole: by the writer under its lock, by readers with what they have just read."""
+        """The metadata; replaced by the writer under its lock, or by readers."""
         if self._noted is None:
             assert self._ask is not None
             self._noted = self._ask()
@@ -71,27 +80,35 @@ class Gaps:
 
     @property
     def dense_from(self) -> int:
+        """The offset from which the log has no gaps."""
         return self.noted.dense_from
 
     def is_loss(self, expected: int, base_offset: int) -> bool:
-        """Whether offsets are lost where a batch begins at base_offset and one at expected should."""
+        """Return whether a gap before the batch at `base_offset` is a loss.
+
+        `expected` is the offset at which the batch should begin.
+        """
         if not is_gap(expected, base_offset, self.noted.dense_from):
             return False
         if self._ask is None:
             return True
-        self.noted = self._ask()  # a compaction may have begun since the notes were read
+        self.noted = self._ask()  # a compaction may have begun since it was last read
         return is_gap(expected, base_offset, self.noted.dense_from)
 
     def loss_behind(self, segment: Segment, reached: int, next_base: int) -> str:
-        """What is wrong where a segment whose batches end before offset reached is followed by one that begins at
-        next_base; empty for nothing. Raises StorageReadError.
+        """Check the gap between the end of a segment and the next base offset.
+
+        Returns a description of the loss, or an empty string.
+
+        Raises:
+            StorageReadError: the seal cannot be read.
         """
         if reached >= next_base:
             return ""
         return self._confirmed(lambda noted: _loss_behind(noted, segment, reached, next_base))
 
     def _confirmed(self, judge: Callable[[Noted], str]) -> str:
-        """What judge says is wrong, by what is noted now."""
+        """Return the result of `judge`; an error is confirmed with current metadata."""
         reason = judge(self.noted)
         if reason and self._ask is not None:
             self.noted = self._ask()
@@ -99,15 +116,18 @@ class Gaps:
         return reason
 
     def check_whole(self, segment: Segment) -> None:
-        """Raises CorruptLogError when a segment that may have gaps is shorter than it was when it was sealed."""
+        """Raise CorruptLogError if a segment is shorter than when it was sealed.
+
+        This applies to segments that may have gaps.
+        """
         if segment.base_offset >= self.noted.dense_from:
-            return  # each batch shows whether the one before it is missing
+            return  # each batch reveals a missing predecessor
         reason = self._confirmed(lambda noted: _cut_short(noted, segment))
         if reason:
             raise CorruptLogError(f"a part of a segment is missing: {reason}", path=segment.path)
 
     def check_behind(self, segment: Segment, reached: int, next_base: int) -> None:
-        """Raises CorruptLogError when loss_behind() finds something."""
+        """Raise CorruptLogError if loss_behind() finds a loss."""
         reason = self.loss_behind(segment, reached, next_base)
         if reason:
             raise CorruptLogError(
@@ -119,7 +139,10 @@ class Gaps:
             )
 
     def check_front(self, segments: Sequence[Segment], start: int) -> None:
-        """Raises CorruptLogError when the first segment begins above start, an offset that was not deleted."""
+        """Raise CorruptLogError if the first segment begins above `start`.
+
+        `start` is an offset that was not deleted.
+        """
         if segments and segments[0].base_offset > start:
             raise front_missing(segments[0], start)
 
@@ -132,11 +155,14 @@ class Gaps:
         crc: bool,
         passed: Callable[[Segment], int] = lambda segment: -1,
     ) -> Iterator[tuple[Segment, layout.Facts]]:
-        """The heads of all batches from the one that holds start on up to end, which is where a batch ends: (segment,
-        array of layout.BATCH_FACTS). None is missing between them, or an error is raised.
+        """Yield the headers of all batches that contain offsets from `start` to `end`.
 
-        passed(segment): the offset that a segment ends at whose batches need not be read, else -1. Raises
-        CorruptLogError, CorruptBatchError, StorageReadError.
+        Yields (segment, array of layout.BATCH_FACTS). `end` must be the end of a batch.
+        No batch in between is missing, or an error is raised. `passed(segment)` returns
+        the end offset of a segment whose batches need not be read, else -1.
+
+        Raises:
+            CorruptLogError, CorruptBatchError, StorageReadError.
         """
         return readable(segments, self._walk(segments, start, end, crc, passed))
 
@@ -144,7 +170,7 @@ class Gaps:
         self, segments: Sequence[Segment], start: int, end: int, crc: bool, passed: Callable[[Segment], int]
     ) -> Iterator[tuple[Segment, layout.Facts]]:
         self.check_front(segments, start)
-        expected = start  # the offset that the next batch has to continue with
+        expected = start  # the offset at which the next batch must continue
         before: Segment | None = None
         for number, segment in enumerate(segments, 1):
             if number < len(segments):
@@ -157,7 +183,8 @@ class Gaps:
             if expected >= end:
                 return
             if next_base <= expected and not segment.is_there():
-                continue  # a compaction has joined it to the one before since they were listed
+                # A compaction joined it to the previous one after they were listed.
+                continue
             before = segment
             following = None
             if number < len(segments):
@@ -177,7 +204,8 @@ class Gaps:
             for facts in self._walk_one(segment, following, expected, end, crc):
                 expected = int(facts["last_offset"][-1]) + 1
                 yield segment, facts
-            # Every batch of it was read and its CRC checked, so its largest timestamp is what was written.
+            # Every batch of the segment was read and its CRC checked, so its largest
+            # timestamp is reliable.
             segment.is_newest_sure |= crc and start <= segment.base_offset
         if before is not None and expected < end:
             raise CorruptLogError(
@@ -191,15 +219,19 @@ class Gaps:
     def _walk_one(
         self, segment: Segment, following: Segment | None, start: int, end: int, crc: bool
     ) -> Iterator[layout.Facts]:
-        """The heads of one segment from the batch that holds start on; what lies at end or above is not read."""
+        """Yield the headers of one segment from the batch that contains `start`.
+
+        Batches at or above `end` are not read.
+        """
         expected = start
-        begins_inside = segment.base_offset < start  # the batch that holds start may begin below it
+        begins_inside = segment.base_offset < start  # the batch may begin below start
         position = 0
         if begins_inside:
             position = segment.find(start)
         is_last = following is None or following.base_offset >= end
         for facts, behind, why in segment.walk(position, crc=crc):
-            # Of batches at or above end only the order of the first is checked: it has to continue the others.
+            # Of the batches at or above `end`, only the first is checked: it must
+            # continue the earlier ones.
             reaches_end = facts["last_offset"] >= end
             above = facts[:0]
             if is_last and reaches_end.any():
@@ -222,8 +254,13 @@ class Gaps:
                 raise CorruptBatchError(layout.WALK_REASONS[why], path=segment.path, position=behind)
 
     def check_order(self, segment: Segment, following: Segment | None, facts: layout.Facts, expected: int) -> None:
-        """Raises CorruptBatchError where batches of a segment do not continue each other from expected on. A damaged
-        offset, which no CRC covers, would hide the batches that follow, and a missing batch would go unnoticed.
+        """Check that batches of a segment continue each other from `expected` on.
+
+        A damaged offset, which no CRC covers, would hide the batches after it, and a
+        missing batch would not be detected.
+
+        Raises:
+            CorruptBatchError: they do not.
         """
         lasts = facts["last_offset"]
         if following is None:
@@ -231,10 +268,10 @@ class Gaps:
         else:
             next_base = following.base_offset
         if kernel.follow_on(facts, expected) and int(lasts[-1]) < next_base:
-            return  # the usual case, in a small part of the time
+            return  # the usual case, in a fraction of the time
         limit = next_base
         if following is not None and int(lasts[-1]) >= limit and not following.is_there():
-            limit = INT64_MAX  # a compaction has joined the two since they were listed
+            limit = INT64_MAX  # a compaction joined the two after they were listed
         dense_from = self.dense_from
         count, fault = first_fault(facts, expected, limit, dense_from=dense_from)
         while fault is not None:
@@ -255,15 +292,20 @@ class Gaps:
 
 
 def check_growing(segment: GrowingSegment, end: int, dense_from: int, *, is_end_noted: bool) -> int:
-    """Checks CRCs and offsets of the batches of the last segment below end that were not checked before; returns the
-    offset behind all that were checked. Raises CorruptBatchError.
+    """Check the batches of the last segment below `end` that were not checked before.
 
-    The time index of such a segment was made from heads alone, which may be damaged: that a record is not in it may be
-    said only after this check. dense_from: from this offset on there are no gaps. is_end_noted: whether end is where
-    its writer says; then anything that a crash left may lie behind it. Else a damaged batch may hide sound ones, and is
-    an error.
+    Checks CRCs and offsets, and returns the offset after all checked batches. The time
+    index of such a segment was built from headers alone, which may be damaged. Only
+    after this check may a record that is missing in the index be considered missing.
+
+    From `dense_from` on there are no gaps. `is_end_noted`: the writer recorded `end`.
+    Data after it may then be the remains of a crash. Otherwise, a damaged batch may
+    hide valid ones, and is an error.
+
+    Raises:
+        CorruptBatchError: there is damage.
     """
-    start, expected = segment.checked  # (position, offset) up to which an earlier call has checked
+    start, expected = segment.checked  # (position, offset) checked so far
     if start == segment.size_bytes and expected >= end:
         return expected
     for facts, position, why in segment.walk(start, crc=True):
@@ -281,7 +323,8 @@ def check_growing(segment: GrowingSegment, end: int, dense_from: int, *, is_end_
         expected = end_of(facts, expected)
         if count < len(facts) or (is_behind and expected < end):
             raise CorruptBatchError("a batch does not continue the one before it", path=segment.path, position=position)
-        # Behind the end there may be a torn batch; before it a damaged length looks like one.
+        # After the end there may be a torn batch. Before it, a damaged length appears
+        # as one.
         is_torn = expected >= end and (is_end_noted or why == layout.WALK_SHORT)
         if why not in (layout.WALK_END, layout.WALK_LIMIT) and not is_torn:
             raise CorruptBatchError(layout.WALK_REASONS[why], path=segment.path, position=position)
@@ -292,7 +335,10 @@ def check_growing(segment: GrowingSegment, end: int, dense_from: int, *, is_end_
 
 
 def front_missing(first: Segment, start: int) -> CorruptLogError:
-    """The error for a log whose first segment begins above start, an offset that was not deleted."""
+    """Return the error for a log whose first segment begins above `start`.
+
+    `start` is an offset that was not deleted.
+    """
     return CorruptLogError(
         "the first segments of the log are missing",
         path=first.path,
@@ -303,7 +349,10 @@ def front_missing(first: Segment, start: int) -> CorruptLogError:
 
 
 def readable(segments: Sequence[Segment], items: Iterator[_Item]) -> Iterator[_Item]:
-    """The items. Damage that only appears because a mapped file could not be read becomes StorageReadError."""
+    """Yield the items, and convert damage caused by read errors to StorageReadError.
+
+    If a mapped file could not be read, its content appears as damaged.
+    """
     try:
         yield from items
     except (CorruptBatchError, CorruptLogError, InvalidRecordError) as error:
@@ -313,7 +362,7 @@ def readable(segments: Sequence[Segment], items: Iterator[_Item]) -> Iterator[_I
 
 
 def _loss_behind(noted: Noted, segment: Segment, reached: int, next_base: int) -> str:
-    """See Gaps.loss_behind()."""
+    """Return a description of the loss, or ""; see Gaps.loss_behind()."""
     if is_gap(reached, next_base, noted.dense_from):
         return "the log has no gaps there"
     if reason := _cut_short(noted, segment):
@@ -331,7 +380,7 @@ def _loss_behind(noted: Noted, segment: Segment, reached: int, next_base: int) -
 
 
 def _cut_short(noted: Noted, segment: Segment) -> str:
-    """Whether a segment is shorter than when it was sealed: what is wrong, empty for nothing."""
+    """Return a description if a segment is shorter than when it was sealed, else ""."""
     seal = None
     if noted.has_seals:
         seal = _seal_of(segment)
@@ -341,13 +390,14 @@ def _cut_short(noted: Noted, segment: Segment) -> str:
 
 
 def _seal_of(segment: Segment) -> seals.Seal | None:
-    """The seal of the file that a segment has open, read once; None if there is none that can be understood."""
+    """Return the seal of the file that a segment has open, or None; it is read once."""
     if segment.state:
-        return None  # it is about to replace others, and is the log for milliseconds only
+        return None  # a replacement, which is temporary
     if not segment.is_seal_known:
         _ = segment.size_bytes  # opens the file
         seal = seals.read(segment.fs, segment.directory, segment.base_offset)
-        # Asked after reading: after a compaction or a truncation the seal is of the file that has the name now.
+        # Checked after the read: after a compaction or a truncation, the seal describes
+        # the file that has the name now.
         if segment.is_current():
             segment.known_seal = seal
         else:

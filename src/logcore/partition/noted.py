@@ -1,5 +1,6 @@
-"""Metadata stored for a partition outside its segments: in the log directory's
-checkpoint files and in the partition's own small files.
+"""Metadata stored for a partition outside its segments.
+
+It is in the checkpoint files of the log directory, and in small files of the partition.
 
 Rules:
 - An entry that is missing or invalid counts as absent, as in checkpoint.py.

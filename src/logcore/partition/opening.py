@@ -1,5 +1,6 @@
-"""Opens a partition for writing: finds its files, repairs the damage of a crash, and
-returns a description of the log.
+"""Opens a partition for writing, and repairs the damage of a crash.
+
+open_partition() finds the files of the log and returns a description of the log.
 
 Rules:
 - All data that is served is durable, and durable data is never truncated. recovery.py

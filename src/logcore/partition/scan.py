@@ -1,12 +1,15 @@
-"""Reading a stretch of a log: from segments to records, columns, batches and Arrow.
+"""Reads a range of a log: from segments to records, columns, batches and Arrow.
 
 Rules:
-- A Stretch is fixed when it is made: its segments and its end do not move, so every reading ends.
-- Runs of plain batches are decoded together, each other batch alone. The CRC of every batch is checked.
-- All that lies in the stretch is delivered or an error is raised; a part that cannot be read never ends it quietly.
-- Control batches are steps in the offsets, never records.
+- A Stretch is fixed when it is created: its segments and its end do not change, so
+  every read ends.
+- Runs of plain batches are decoded together, and each other batch alone. The CRC of
+  every batch is checked.
+- All records in the range are delivered, or an error is raised. Unreadable data never
+  ends a read silently.
+- Control batches advance the offset. They are never delivered as records.
 
-This module does not know how a log grows or who writes it.
+This module does not depend on how the log grows or is written.
 """
 
 from __future__ import annotations
@@ -37,22 +40,27 @@ if TYPE_CHECKING:
     import polars
     import pyarrow
 
-#: Records decoded at once: few enough that they are still in the cache when they are used.
+#: Bytes decoded at once: few enough that the records are still in the cache when used.
 _OBJECT_BYTES: Final = 64 << 10
-#: Rows and bytes of one chunk of columns. The memory of larger ones comes from the system for each and goes back, and
-#: its pages are mapped again: with a third more, a scan takes 36 instead of 21 ns for each record.
+#: Rows and bytes of one chunk of columns. Larger chunks get their memory from the
+#: system and return it each time, and the pages are mapped again. With chunks a third
+#: larger, a scan takes 36 instead of 21 ns per record.
 _COLUMN_ROWS: Final = 24_576
 _COLUMN_BYTES: Final = 3 << 20
-#: Read at once from a segment that is not mapped: little first, because many readings want one record.
+#: Read sizes for a segment that is not mapped. The first is small, because many reads
+#: need one record only.
 _FIRST_PIECE_BYTES: Final = 32 << 10
 _PIECE_BYTES: Final = 1 << 20
-#: Records of a scan that a notebook shows.
+#: Number of records of a scan that a notebook displays.
 _SHOWN_ROWS: Final = 10
 _SHOWN_NAMES: Final = 3
 
 
 class Run(NamedTuple):
-    """Consecutive plain batches in borrowed bytes: data[at:stop], which is byte origin + at of the file at path."""
+    """Consecutive plain batches in borrowed bytes.
+
+    The bytes are data[at:stop]. Their position in the file at `path` is `origin` + at.
+    """
 
     data: memoryview
     at: int
@@ -63,24 +71,29 @@ class Run(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
+        """The stored size of the batches."""
         return self.stop - self.at
 
     def record_slices(self, rows: int, *, max_size: int) -> Iterator[list[Record]]:
-        """One list: a run has no more records than its maker asked for."""
+        """Yield one list. A run never contains more records than were requested."""
         with self._placed():
             records = kernel.decode_objects(self.data, self.at, self.stop, self.path)
         yield records
 
     def placed_records(self, topic: str, partition: int) -> list[TopicRecord]:
-        """As record_slices(), with the topic and partition, in one step: a fifth less of what poll() takes."""
+        """Return all records, with their topic and partition.
+
+        Doing this in one step saves a fifth of the time of poll().
+        """
         with self._placed():
             return kernel.decode_placed(self.data, self.at, self.stop, topic, partition, self.path)
 
     def column_slices(self, rows: int, *, max_size: int) -> Iterator[RecordColumns]:
-        """All of it at once, as for record_slices()."""
+        """Yield one chunk of columns, as for record_slices()."""
         yield self.columns()
 
     def columns(self) -> RecordColumns:
+        """Decode all records to columns."""
         block = np.empty(self.rows * layout.ROW_SIZE, np.uint8)
         with self._placed():
             rows = kernel.decode_columns(self.data, self.at, self.stop, block, self.rows, self.path)
@@ -88,7 +101,7 @@ class Run(NamedTuple):
         return RecordColumns.from_block(self.data, block, rows)
 
     def timestamp_types(self) -> npt.NDArray[np.int32]:
-        """Of each record, as Stretch.typed_columns() gives them."""
+        """Return the timestamp type of each record, as in Stretch.typed_columns()."""
         facts, _, _ = kernel.walk(self.data, self.at, self.stop, (self.stop - self.at) // layout.HEADER_SIZE + 1, False)
         types = ((facts["attributes"] & layout.APPEND_TIME_BIT) != 0).astype(np.int32)
         if types.any():
@@ -96,6 +109,7 @@ class Run(NamedTuple):
         return np.zeros(self.rows, np.int32)
 
     def batches(self) -> Iterator[RecordBatch]:
+        """Yield the batches one by one."""
         at = self.at
         while at < self.stop:
             batch = RecordBatch.parse(self.data, at, self.stop, path=self.path, origin=self.origin)
@@ -105,7 +119,7 @@ class Run(NamedTuple):
 
     @contextlib.contextmanager
     def _placed(self) -> Generator[None, None, None]:
-        """Turns positions in the bytes read into positions in the file."""
+        """Convert positions in errors from the bytes that were read to the file."""
         try:
             yield
         except LogcoreError as error:
@@ -115,12 +129,18 @@ class Run(NamedTuple):
 
 
 def slot_of(segments: Sequence[Segment], offset: int) -> int:
-    """Which segment an offset belongs to: the last whose base offset is at or below it, -1 for none."""
+    """Return the index of the segment that contains an offset, or -1.
+
+    This is the last segment whose base offset is at or below the offset.
+    """
     return bisect_right(segments, offset, key=_BASE_OFFSET) - 1
 
 
 def batch_around(segments: Sequence[Segment], offset: int) -> tuple[int, int]:
-    """(base, end) of the batch that an offset lies inside of; the offset twice where one batch ends there."""
+    """Return (base, end) of the batch that contains an offset inside.
+
+    Returns the offset twice if a batch begins at the offset.
+    """
     segment = segments[max(0, slot_of(segments, offset))]
     batch = segment.batch(segment.find(offset))
     if batch is None or not batch.base_offset < offset <= batch.last_offset:
@@ -134,8 +154,10 @@ _Placed = TypeVar("_Placed", Record, TopicRecord)
 
 
 class Cursor:
-    """The place in a file where a reading ended, for the next one of the same reader to go on from. All that was read
-    was visible, so the place stays where a batch ends. Written by Stretch.
+    """The position at which a read ended, for the next read of the same reader.
+
+    All records that were read were visible, so a batch always ends at the position.
+    Written by Stretch.
     """
 
     def __init__(self) -> None:
@@ -144,35 +166,41 @@ class Cursor:
         self._offset = -1
 
     def set(self, segment: Segment, position: int, offset: int) -> None:
+        """Store the position in a segment at which the batch of `offset` begins."""
         self._segment = segment
         self._position = position
         self._offset = offset
 
     def position(self, segment: Segment, offset: int) -> int | None:
-        """Where the batch begins that holds an offset; None where the last reading did not end before it."""
+        """Return the position of the batch at `offset`.
+
+        Returns None if the last read did not end there.
+        """
         if segment is self._segment and offset == self._offset:
             return self._position
         return None
 
 
 class Stretch(NamedTuple):
-    """What lies in [start, end) of some segments, which stand in order and are the log's from start on.
+    """The range [start, end) of a log, as a list of segments in order."""
 
-    committed: for read_committed, what is known of transactions; end is then at most the last stable offset. max_size:
-    the most that one batch may inflate to. gaps: which gaps in the offsets are losses. cursor: where the last reading
-    ended, and this one.
-    """
+    #: The segments of the log from `start` on.
 
     segments: Sequence[Segment]
     start: int
     end: int
+    #: The transactions, for read_committed. `end` is then at most the last stable
+    #: offset.
     committed: Transactions | None
+    #: Maximum size to which one batch may inflate.
     max_size: int
+    #: Decides which gaps in the offsets are losses.
     gaps: Gaps
+    #: The position at which the last read ended; updated by this read.
     cursor: Cursor | None = None
 
     def record_lists(self, max_bytes: int | None = None) -> Iterator[list[Record]]:
-        """Lists of records, a few hundred each."""
+        """Yield lists of some hundred records."""
         return readable(self.segments, self._record_lists(max_bytes))
 
     def _record_lists(self, max_bytes: int | None) -> Iterator[list[Record]]:
@@ -181,8 +209,10 @@ class Stretch(NamedTuple):
                 yield self._within(records)
 
     def placed_lists(self, topic: str, partition: int) -> Iterator[tuple[int, list[TopicRecord]]]:
-        """As record_lists(), with the topic and partition that the records are in; and before each list how many bytes
-        of stored batches it takes.
+        """Yield lists of records with their topic and partition.
+
+        Each list comes with the size in bytes of the stored batches that it was read
+        from.
         """
         return readable(self.segments, self._placed_lists(topic, partition))
 
@@ -195,20 +225,21 @@ class Stretch(NamedTuple):
                 yield item.size_bytes, kernel.place_records(topic, partition, self._within(records))
 
     def _decodable(self, max_bytes: int | None) -> Iterator[Run | RecordBatch]:
-        """What holds records, in pieces of a size to make objects of."""
-        # Under a limit, in runs of a quarter of it, because a run that would exceed the limit is left out whole.
+        """Yield runs and batches with records, in sizes for decoding to objects."""
+        # With a limit, a run is a quarter of it, because a run that would exceed the
+        # limit is left out as a whole.
         if max_bytes is None:
             run_bytes = _OBJECT_BYTES
         else:
             run_bytes = max(1, min(_OBJECT_BYTES, max_bytes // 4))
         for item in self._limited(max_bytes, self._runs(run_bytes, SLICE_ROWS)):
             if isinstance(item, RecordBatch) and item.is_control:
-                item.verify()  # only a right CRC says that it is one
+                item.verify()  # only a valid CRC proves that it is one
                 continue
             yield item
 
     def _within(self, records: list[_Placed]) -> list[_Placed]:
-        """Those in [start, end), of records that lie together."""
+        """Return the records in [start, end) of consecutive records."""
         start = self.start
         end = self.end
         if records and not (start <= records[0].offset and records[-1].offset < end):
@@ -216,13 +247,13 @@ class Stretch(NamedTuple):
         return records
 
     def columns(self) -> Iterator[RecordColumns]:
-        """Chunks of columns; none is empty."""
+        """Yield chunks of columns, none of them empty."""
         return readable(self.segments, self._column_chunks())
 
     def _column_chunks(self) -> Iterator[RecordColumns]:
         for item in self._runs(_COLUMN_BYTES, _COLUMN_ROWS):
             if isinstance(item, RecordBatch) and item.is_control:
-                item.verify()  # only a right CRC says that it is one
+                item.verify()  # only a valid CRC proves that it is one
                 continue
             for part in item.column_slices(SLICE_ROWS, max_size=self.max_size):
                 columns = part.between(self.start, self.end)
@@ -230,16 +261,17 @@ class Stretch(NamedTuple):
                     yield columns
 
     def typed_columns(self, rows: int, size_bytes: int) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
-        """Chunks of columns, each with the timestamp types of its records: 0 CreateTime, 1 LogAppendTime, -1 none.
+        """Yield chunks of columns, each with the timestamp types of its records.
 
-        rows, size_bytes: of a chunk at most, but not less than a batch.
+        A type is 0 for CreateTime, 1 for LogAppendTime and -1 for none. `rows` and
+        `size_bytes` limit a chunk, but a chunk contains at least one batch.
         """
         return readable(self.segments, self._typed_chunks(rows, size_bytes))
 
     def _typed_chunks(self, rows: int, size_bytes: int) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
         for item in self._runs(size_bytes, rows):
             if isinstance(item, RecordBatch) and item.is_control:
-                item.verify()  # only a right CRC says that it is one
+                item.verify()  # only a valid CRC proves that it is one
                 continue
             for part in item.column_slices(SLICE_ROWS, max_size=self.max_size):
                 columns = part.between(self.start, self.end)
@@ -247,12 +279,14 @@ class Stretch(NamedTuple):
                     continue
                 if isinstance(item, RecordBatch):
                     types = np.full(len(columns), item.timestamp_type, np.int32)
-                else:  # all of it, or cut at the start of the stretch, which only a run of one batch is
+                else:
+                    # All of the run, or its end: a run that was cut at `start` has one
+                    # batch.
                     types = item.timestamp_types()[: len(columns)]
                 yield columns, types
 
     def batches(self, max_bytes: int | None = None) -> Iterator[RecordBatch]:
-        """Whole batches, control batches too."""
+        """Yield complete batches, control batches included."""
 
         def single() -> Iterator[RecordBatch]:
             for item in self._runs(_COLUMN_BYTES, _COLUMN_ROWS):
@@ -265,7 +299,7 @@ class Stretch(NamedTuple):
 
     @staticmethod
     def _limited(max_bytes: int | None, items: Iterator[_Item]) -> Iterator[_Item]:
-        """Items until the one that would exceed max_bytes, but at least one."""
+        """Yield items until one would exceed `max_bytes`, but at least one."""
         used = 0
         for item in items:
             if max_bytes is not None and used and used + item.size_bytes > max_bytes:
@@ -274,20 +308,23 @@ class Stretch(NamedTuple):
             yield item
 
     def _runs(self, run_bytes: int, run_rows: int) -> Iterator[Run | RecordBatch]:
-        """All of the stretch in order: runs of plain batches, and each other batch alone.
+        """Yield the range in order: runs of plain batches, and other batches alone.
 
-        A run ends before the batch that reaches the end, so only lone batches hold records to leave out there; the
-        first item may begin before the start. The first run is one batch, because many readings want one record. With
-        committed, aborted data is left out and there are no runs.
+        A run ends before the batch that reaches `end`. Therefore, only single batches
+        may contain records after the range. The first item may begin before `start`.
+        The first run has one batch, because many reads need one record only. With
+        `committed`, aborted data is left out and there are no runs.
         """
         start = self.start
         end = self.end
         committed = self.committed
-        most = 1  # bytes of a run: the first one is one batch
+        most = 1  # maximum bytes of a run; with 1, the first run has one batch
         want = _FIRST_PIECE_BYTES
         before: Segment | None = None
-        ran = False  # whether the last item was a run, whose end no batch head has confirmed yet
-        expected = -1  # the offset that the next batch continues with; -1 where nothing but its head tells
+        ran = False  # whether the last item was a run, with an unconfirmed end
+        # The offset at which the next batch must begin; -1 if only its header contains
+        # it.
+        expected = -1
         if start < end:
             self.gaps.check_front(self.segments, start)
         for number, segment in enumerate(self.segments, 1):
@@ -300,15 +337,17 @@ class Stretch(NamedTuple):
                 reached = before.next_offset()
             if before is not None:
                 self.gaps.check_behind(before, reached, segment.base_offset)
-            # A segment that a compaction joined to the one before, after this stretch was made, comes twice.
+            # If a compaction joined a segment to the previous one after this object was
+            # created, the segment appears twice.
             start = max(start, reached)
             if segment.base_offset >= end or start >= end:
                 return
-            if next_base <= start and not segment.is_there():  # all of it was in the one before; its file may be gone
+            # The previous one contained all of it, and its file may be deleted.
+            if next_base <= start and not segment.is_there():
                 continue
             before = segment
             self.gaps.check_whole(segment)
-            dense = True  # until a gap shows that compaction was here
+            dense = True  # until a gap proves that compaction was here
             position = 0
             known = None
             if self.cursor is not None:
@@ -321,9 +360,10 @@ class Stretch(NamedTuple):
             else:
                 expected = max(expected, segment.base_offset)
             size = segment.size_bytes
-            # Piece by piece of the file, and in each piece as many runs and batches as it holds whole.
+            # Read the file in pieces, and in each piece all complete runs and batches.
             while position < size:
-                if ran and expected >= end:  # the file may have been cut behind it since its size was read
+                # The file may have been truncated after `end` since its size was read.
+                if ran and expected >= end:
                     return
                 piece = segment.lasting_piece(position, min(want, size - position))
                 want = _PIECE_BYTES
@@ -340,8 +380,9 @@ class Stretch(NamedTuple):
                         stop, rows, following = kernel.plan_run(
                             data, at, limit, run_rows, most, min(end, next_base), expected, dense
                         )
-                    # A batch of very many records is no run: it is decoded alone, in slices. Nor is a first batch
-                    # that begins above the start: only its neighbours tell whether that is a gap or damage.
+                    # A batch with very many records is not a run: it is decoded alone,
+                    # in slices. A first batch that begins above `start` is not a run
+                    # either: only its neighbors show whether that is a gap or damage.
                     is_run = stop > at and rows <= run_rows
                     if is_run and (expected >= 0 or not self._begins_late(data, at)):
                         most = run_bytes
@@ -352,16 +393,20 @@ class Stretch(NamedTuple):
                         if self.cursor is not None:
                             self.cursor.set(segment, origin + at, expected)
                         continue
-                    if ran and expected >= end:  # what follows is not ours to read: the torn tail of a writer, say
+                    # Later data is not part of the range; it may be the torn tail of a
+                    # write.
+                    if ran and expected >= end:
                         return
                     ran = False
                     batch = RecordBatch.parse(data, at, limit, path=segment.path, origin=origin)
-                    if batch is None and at == begin:  # larger than the piece, or not whole at all
+                    # The batch is larger than the piece, or not complete at all.
+                    if batch is None and at == begin:
                         batch = segment.batch(position)
-                    if batch is None:  # it goes on in the next piece
+                    if batch is None:  # it continues in the next piece
                         break
                     if batch.last_offset >= next_base and not self.segments[number].is_there():
-                        next_base = INT64_MAX  # a compaction joined them since this stretch was made
+                        # A compaction joined them after this object was created.
+                        next_base = INT64_MAX
                         continue
                     dense = self._check_order(batch, expected, next_base, dense)
                     if batch.magic == 2 and batch.base_offset >= end:
@@ -376,7 +421,8 @@ class Stretch(NamedTuple):
                         self.cursor.set(segment, origin + at, expected)
                     if expected >= end:
                         return
-                if at == begin:  # nothing in the piece, and no whole batch at its position: the loop would not end
+                # There is no complete batch at the position, so the loop would not end.
+                if at == begin:
                     raise CorruptBatchError(
                         layout.WALK_REASONS[layout.WALK_SHORT], path=segment.path, position=position
                     )
@@ -392,17 +438,22 @@ class Stretch(NamedTuple):
 
     @staticmethod
     def _find(segment: Segment, start: int, end: int) -> tuple[int, int]:
-        """(position of the batch that holds start, the base offset that it must have by its neighbours). A batch whose
-        offset is damaged may claim offsets of others. end: of the segment's offsets.
+        """Find the batch that contains `start`.
+
+        Returns its position and the base offset that it must have according to its
+        neighbors. A batch with a damaged offset may claim the offsets of others. `end`
+        is the end of the segment's offsets.
         """
         position = segment.find(start)
-        before = segment.start_position(start)  # where the index leads: from there on heads are walked
+        before = segment.start_position(start)  # headers are read from here
         index = segment.offset_index
         heads, _, _ = kernel.walk(*segment.head(position), 1, False)
         if not len(heads):
             return position, -1
         base, last, behind = (int(heads[name][0]) for name in ("base_offset", "last_offset", "size_bytes"))
-        if 0 < before == position:  # the index says in which offset the batch ends, unless Kafka has written the entry
+        # The index gives the last offset of the batch, unless Kafka has written the
+        # entry.
+        if 0 < before == position:
             relative, _ = index.entry(index.find(start - segment.base_offset))
             if last == segment.base_offset + relative:
                 return position, base
@@ -412,8 +463,8 @@ class Stretch(NamedTuple):
             if len(facts):
                 expected = int(facts["last_offset"][-1]) + 1
         if base <= start and base != expected:
-            # This batch or the one before it is damaged. The base offset of the batch behind decides, or the end of the
-            # segment if there is none.
+            # This batch or the previous one is damaged. The base offset of the next
+            # batch decides, or the end of the segment if there is none.
             piece = segment.piece(position + behind, 8)
             head = piece.data[piece.at : piece.at + 8]
             following = -1
@@ -429,14 +480,20 @@ class Stretch(NamedTuple):
         return position, expected
 
     def _begins_late(self, data: memoryview, at: int) -> bool:
-        """Whether the first batch begins above the start, where it would hold it unless there is a gap."""
+        """Return whether the first batch begins above `start`.
+
+        Without a gap, it would contain `start`.
+        """
         return int.from_bytes(data[at : at + 8], "big") > self.start
 
     def _check_order(self, batch: RecordBatch, expected: int, next_base: int, dense: bool) -> bool:
-        """Compares the offset in a head, which no CRC covers, with its neighbours: a damaged one would give the records
-        other offsets, or hide all that follow. Returns whether gaps still count as a loss.
+        """Compare the offset in a header, which no CRC covers, with its neighbors.
 
-        Raises CorruptBatchError.
+        A damaged offset would give the records other offsets, or hide all later ones.
+        Returns whether gaps still count as a loss.
+
+        Raises:
+            CorruptBatchError: the offset is damaged, or batches are missing.
         """
         base = batch.base_offset
         last = batch.last_offset
@@ -455,7 +512,7 @@ class Stretch(NamedTuple):
         allowed = f"at least {first} and below {next_base}"
         if fault is Fault.GAP:
             if not self.gaps.is_loss(first, base):
-                return False  # compaction was here: from now on gaps are not asked about
+                return False  # compaction was here: later gaps are not checked
             allowed = f"base offset {first}"
         raise CorruptBatchError(
             "the offset of a batch does not continue the one before it",
@@ -472,8 +529,10 @@ def _is_aborted(batch: RecordBatch, committed: Transactions) -> bool:
 
 
 class Span(NamedTuple):
-    """What a scan reads of one partition: the records in [start, end). open: looks at the log at the time of the call,
-    so that a scan that is kept for long reads no deleted segments.
+    """The records in [start, end) of one partition, as the input of a scan.
+
+    `open` lists the segments at the time of the call. A scan that is kept for a long
+    time therefore reads no deleted segments.
     """
 
     topic: str | None
@@ -484,7 +543,7 @@ class Span(NamedTuple):
 
 
 def _shown(column: str, columns: RecordColumns, record: Record) -> object:
-    """A cell of a table in a notebook."""
+    """Return a cell of a table in a notebook."""
     if column in ("topic", "partition"):
         return getattr(columns, column)
     if column == "timestamp":
@@ -498,16 +557,22 @@ def _shown(column: str, columns: RecordColumns, record: Record) -> object:
 
 
 class Scan:
-    """The records of one or more partitions between two offsets as columns, decoded as they are asked for; may be read
-    several times.
+    """The records of one or more partitions between two offsets, as columns.
 
-    Iterating gives RecordColumns, some thousand rows each, over borrowed memory that stays valid as long as they are
-    kept; the columns know their topic and partition. polars, duckdb and pyarrow.table take the object itself: it has
-    __arrow_c_stream__ (which needs pyarrow). columns: what Arrow, pandas and polars are given; others are not made.
+    Records are decoded on demand, and a scan may be read several times. Iteration
+    yields RecordColumns of some thousand rows each. Their borrowed memory remains valid
+    as long as they are kept, and they contain their topic and partition. polars, duckdb
+    and pyarrow.table accept the scan itself, because it has __arrow_c_stream__ (which
+    needs pyarrow). `columns` are the columns passed to Arrow, pandas and polars; others
+    are not created.
     """
 
     def __init__(self, spans: Sequence[Span], columns: Iterable[str] = ARROW_COLUMNS) -> None:
-        """Not for users. Raises InvalidConfigError for a column that there is not."""
+        """Not for users.
+
+        Raises:
+            InvalidConfigError: a column does not exist.
+        """
         self.columns = checked_columns(columns)
         self._spans = spans
 
@@ -518,7 +583,7 @@ class Scan:
         return f"<Scan {parts[0]} columns={list(self.columns)}>"
 
     def _repr_html_(self) -> str:
-        """The first records as a table: a notebook shows it."""
+        """Return the first records as a table, for notebooks."""
         rows: list[tuple[object, ...]] = []
         for columns in self:
             part = columns[:_SHOWN_ROWS]
@@ -542,7 +607,10 @@ class Scan:
         return ", ".join(names) or "a log"
 
     def select(self, *columns: str) -> Scan:
-        """The same scan giving only these columns, of: topic, partition, offset, timestamp, key, value, headers."""
+        """Return the same scan with only these columns.
+
+        They are some of: topic, partition, offset, timestamp, key, value, headers.
+        """
         return Scan(self._spans, columns)
 
     def __iter__(self) -> Iterator[RecordColumns]:
@@ -554,30 +622,42 @@ class Scan:
                 yield columns
 
     def to_reader(self) -> pyarrow.RecordBatchReader:
-        """A pyarrow.RecordBatchReader that decodes as it is read. Raises MissingDependencyError without pyarrow."""
+        """Return a pyarrow.RecordBatchReader that decodes while it is read.
+
+        Raises:
+            MissingDependencyError: pyarrow is not installed.
+        """
         schema = arrow_schema(self.columns)
         import pyarrow as pa
 
         return pa.RecordBatchReader.from_batches(schema, (columns.to_arrow(self.columns) for columns in self))
 
     def to_table(self) -> pyarrow.Table:
-        """All of it as one pyarrow.Table."""
+        """Return all records as one pyarrow.Table."""
         return self.to_reader().read_all()
 
     def to_pandas(self) -> pandas.DataFrame:
-        """All of it as a pandas.DataFrame: timestamps with the time zone UTC, keys and values as bytes, None for null.
+        """Return all records as a pandas.DataFrame.
 
-        Raises MissingDependencyError without pandas or pyarrow.
+        Timestamps have the time zone UTC, keys and values are bytes, and null is None.
+
+        Raises:
+            MissingDependencyError: pandas or pyarrow is not installed.
         """
         import importlib.util
 
-        if importlib.util.find_spec("pandas") is None:  # pyarrow's own message does not say how to get it
+        # pyarrow's own message does not explain how to install pandas.
+        if importlib.util.find_spec("pandas") is None:
             raise MissingDependencyError("to_pandas needs pandas: pip install pandas")
         frame: pandas.DataFrame = self.to_table().to_pandas()
         return frame
 
     def to_polars(self) -> polars.DataFrame:
-        """All of it as a polars.DataFrame. Raises MissingDependencyError without polars or pyarrow."""
+        """Return all records as a polars.DataFrame.
+
+        Raises:
+            MissingDependencyError: polars or pyarrow is not installed.
+        """
         try:
             import polars
         except ImportError as error:
@@ -585,7 +665,11 @@ class Scan:
         return polars.DataFrame(self.to_table())
 
     def __array__(self, dtype: object = None, copy: object = None) -> NoReturn:
-        """Refuses: numpy, and pandas.DataFrame(scan), which asks numpy, would make one cell of the whole scan."""
+        """Refuse conversion to a numpy array.
+
+        numpy, and pandas.DataFrame(scan), which calls numpy, would make one cell of the
+        whole scan.
+        """
         raise TypeError(
             "a scan is no array: write scan.to_pandas(), scan.to_polars() or scan.to_table(), or iterate over it for "
             "columns of numpy arrays"

@@ -1,18 +1,21 @@
-"""Seals: what a segment was when it was sealed, and whether it still is.
+"""Segment checksum files ("seals"): detect bit rot and losses in sealed segments.
 
-A CRC covers each batch but for 17 bytes of its head (base offset, length, leader epoch and magic), and says nothing of
-missing batches and segments. The seal beside a sealed segment covers all of the file and says where the next begins.
+The CRC of a batch does not cover 17 bytes of its header (base offset, length, leader
+epoch and magic), and does not reveal missing batches and segments. The seal beside a
+sealed segment covers the whole file, and contains the base offset of the next segment.
 
 Rules:
-- A seal is a cache. If it is missing or cannot be understood, the next scrub checks every batch instead. So it is not
-  synced, and a failure to write it is no failure.
-- It describes a file of its size and its time of change, and no other: a file that another program, or a restore, has
-  put there since is checked batch by batch, and sealed again.
-- It exists only while the file and the next segment exist: it is written when both are on disk, and removed, durably,
-  before either is. So a seal that fits, and whose successor is missing, shows a loss.
-- A scrub maps no file: if the disk cannot read a page of a mapping, the process dies.
+- A seal is a cache. If it is missing or invalid, the next scrub checks every batch
+  instead. A seal is therefore not synced, and a failed write of a seal is ignored.
+- A seal is valid only for a file of its size and modification time. A file that another
+  program or a restore has put there since is checked batch by batch, and sealed again.
+- A seal exists only while the file and the next segment exist. It is written when both
+  are durable, and deleted, durably, before either is. A valid seal without the next
+  segment therefore proves a loss.
+- A scrub maps no files: if the disk cannot read a page of a mapping, the process dies.
 
-This module repairs nothing, and knows no log: its callers say what else happens to the segments.
+This module repairs nothing, and does not use a Log. Its callers synchronize it with
+other changes to the segments.
 """
 
 from __future__ import annotations
@@ -38,39 +41,44 @@ from logcore.segment import GrowingSegment, Segment
 
 Report = TypeVar("Report")
 
-#: A segment up to this size is sealed when the log rolls, and an append waits for it: 64 MiB, copied from memory a MiB
-#: at a time, take 6 ms on an idle core and up to 25 ms on a busy one. Larger ones are left to the next scrub.
+#: Segments up to this size are sealed when the log rolls, while an append waits. 64
+#: MiB, copied from memory 1 MiB at a time, take 6 ms on an idle core and up to 25 ms on
+#: a busy one. Larger segments are left to the next scrub.
 ROLL_BYTES: Final = 64 << 20
-#: Read at once.
+#: Size of one read.
 _SLICE_BYTES: Final = 1 << 20
-#: Between two reports of how far a scrub is: some milliseconds.
+#: Bytes between two progress reports of a scrub: some milliseconds of work.
 _STEP_BYTES: Final = 4 << 20
 
 
 @attrs.frozen(kw_only=True)
 class Seal:
-    """Content of a `.seal`: the .log file's size, when it was changed last (milliseconds of the wall clock) and its
-    CRC-32C; the offset behind its last batch; the base offset of the segment that follows.
-    """
+    """Content of a `.seal` file."""
+
+    #: Size of the .log file.
 
     size_bytes: int
+    #: Modification time of the .log file, in milliseconds of the wall clock.
     modified_ms: int
+    #: CRC-32C of the .log file.
     crc32c: int
+    #: The offset after the last batch.
     end_offset: int
+    #: The base offset of the next segment.
     next_base_offset: int
 
     def is_of(self, size_bytes: int, modified_ms: int) -> bool:
-        """Whether it speaks of a file that has this size and time of change now."""
+        """Return whether the seal is for a file of this size and modification time."""
         return (self.size_bytes, self.modified_ms) == (size_bytes, modified_ms)
 
     def pack(self) -> bytes:
-        """A JSON object, a space, the CRC-32 of the object in hex, a line feed."""
+        """Return a JSON object, a space, the object's CRC-32 in hex, and a newline."""
         text = json.dumps(attrs.asdict(self), separators=(",", ":")).encode()
         return b"%s %08x\n" % (text, zlib.crc32(text))
 
     @classmethod
     def unpack(cls, content: bytes) -> Seal | None:
-        """None for what is not wholly a seal."""
+        """Decode a seal; None if the content is not exactly a seal."""
         found = re.fullmatch(rb"(\{[^{}\n]*\}) ([0-9a-f]{8})\n", content)
         if not found or int(found[2], 16) != zlib.crc32(found[1]):
             return None
@@ -78,7 +86,8 @@ class Seal:
             fields = json.loads(found[1])
         except ValueError:
             return None
-        # Exactly these fields, and numbers: a seal of a later version may mean something else by them.
+        # Exactly these fields, and all numbers: a later version may give them another
+        # meaning.
         is_known = fields.keys() == attrs.fields_dict(cls).keys() and all(type(one) is int for one in fields.values())
         if is_known:
             return cls(**fields)
@@ -86,7 +95,7 @@ class Seal:
 
 
 def read(fs: FS, directory: str, base_offset: int) -> Seal | None:
-    """The seal of a segment, None if there is none that can be understood."""
+    """Return the seal of a segment, or None if there is no valid one."""
     content = checkpoint.read(fs, directory, file_name(base_offset, SEAL))
     if content is None:
         return None
@@ -94,7 +103,7 @@ def read(fs: FS, directory: str, base_offset: int) -> Seal | None:
 
 
 def write(fs: FS, path: str, seal: Seal) -> None:
-    """Replaces the seal at a path, if there is one: by a new file, because forks share the old one."""
+    """Replace the seal at a path by a new file, because forks share the old one."""
     with contextlib.suppress(DiskFullError, ResourceError, StorageWriteError):
         with contextlib.suppress(FileNotFoundError):
             fs.unlink(path)
@@ -103,7 +112,10 @@ def write(fs: FS, path: str, seal: Seal) -> None:
 
 
 def seal(fs: FS, segment: GrowingSegment, end_offset: int, next_base_offset: int) -> None:
-    """Seals a segment that is on disk, with the next one, and whose bytes are known to be sound."""
+    """Write the seal of a segment.
+
+    The segment and the next one must be durable, and its bytes known to be valid.
+    """
     with contextlib.suppress(StorageReadError):
         found = Seal(
             size_bytes=segment.size_bytes,
@@ -116,7 +128,7 @@ def seal(fs: FS, segment: GrowingSegment, end_offset: int, next_base_offset: int
 
 
 def checksum(segment: GrowingSegment) -> int:
-    """CRC-32C of the .log file, as long as it was when it was opened."""
+    """Return the CRC-32C of the .log file, up to its size when it was opened."""
     crc = 0
     for data in _slices(segment, 0, segment.size_bytes):
         crc = crc32c(data, crc)
@@ -129,10 +141,12 @@ def _slices(segment: GrowingSegment, start: int, stop: int) -> Iterator[bytes]:
 
 
 def follows(fs: FS, directory: str, base_offset: int, seal: Seal, log_start: int) -> str:
-    """Whether the segment behind a sealed one is where the seal says: what is wrong, empty for nothing.
+    """Check that the segment after a sealed one is the one that the seal names.
 
-    One that begins before that place, but behind the last sealed offset, may be left by an interrupted compaction: the
-    end of the new segment does not tell how far those reached that it replaces, so the last of them may be kept.
+    Returns a description of the error, or an empty string. A segment that begins
+    earlier, but at or after the last sealed offset, may be left by an interrupted
+    compaction. The end of a compacted segment does not show how far the replaced
+    segments reached, so the last of them may still exist.
     """
     bases = (base_offset_of(name) for name in fs.listdir(directory))
     following = min((base for base in bases if base is not None and base > base_offset), default=None)
@@ -141,26 +155,28 @@ def follows(fs: FS, directory: str, base_offset: int, seal: Seal, log_start: int
             return ""
         return f"segment {following} begins before this one ends"
     if following is not None and following <= log_start:
-        return ""  # of the segments that were deleted, a crash may bring back any
-    # Compaction may be giving a new segment the name of an old one. The .swap file exists from before the old one is
-    # renamed until the new one has the name. So looking at the name, at .swap and at the name again misses neither.
+        return ""  # after a crash, any of the deleted segments may reappear
+    # Compaction may be renaming a new segment to the name of an old one. The .swap file
+    # exists from before the old one is renamed until the new one has the name. Checking
+    # the name, .swap and the name again therefore misses neither.
     path = os.path.join(directory, file_name(seal.next_base_offset, LOG))
     if fs.exists(path) or fs.exists(path + SWAP) or fs.exists(path):
         return ""
     return f"the next segment, which begins at offset {seal.next_base_offset}, is gone"
 
 
-# -- scrub -----------------------------------------------------------------------------------------------------------
+# -- scrub -----------------------------------------------------------------------------
 
 
 @attrs.frozen
 class Finding:
-    """Something damaged: in the bytes of the file at path from position on, None where that is not known. The offsets
-    from first_offset up to next_offset cannot be relied on; each is None where it is not known.
-    """
+    """Damage in a partition. Fields are None if they are unknown."""
 
+    #: The damaged file.
     path: str
+    #: The position in the file from which its bytes are damaged.
     position: int | None
+    #: The offsets from this one up to next_offset are unreliable.
     first_offset: int | None
     next_offset: int | None
     reason: str
@@ -174,19 +190,23 @@ class Finding:
 
 @attrs.frozen(kw_only=True)
 class ScrubReport:
-    """What a scrub of one partition found. segments: checked. sealed: of these, those that got a new seal. skipped:
-    those that compaction, retention or a truncation replaced meanwhile. checked_bytes: of .log files.
-    """
+    """The result of a scrub of one partition."""
 
     path: str
+    #: Number of checked segments.
     segments: int = 0
+    #: Number of those that got a new seal.
     sealed: int = 0
+    #: Number of segments that compaction, retention or a truncation replaced
+    #: concurrently.
     skipped: int = 0
+    #: Checked bytes of .log files.
     checked_bytes: int = 0
     findings: tuple[Finding, ...] = ()
 
     @property
     def is_sound(self) -> bool:
+        """Whether no damage was found."""
         return not self.findings
 
     def __str__(self) -> str:
@@ -195,7 +215,7 @@ class ScrubReport:
 
 
 class Progress(NamedTuple):
-    """Bytes that work has read so far, and those it will read in all, as far as that is known."""
+    """Bytes that a task has read so far, and the expected total."""
 
     done_bytes: int
     total_bytes: int
@@ -203,18 +223,21 @@ class Progress(NamedTuple):
 
 @attrs.frozen
 class SegmentContext:
-    """What a log says of one of its segments: where the next one begins, None for the last; from which offset on a gap
-    is a loss; how often the log was truncated; and where it ends, which appends move without changing the segment.
-    """
+    """The facts about a segment that its log provides."""
+
+    #: The base offset of the next segment; None for the last segment.
 
     next_base: int | None
+    #: The offset from which a gap is a loss.
     dense_from: int
+    #: How often the log was truncated.
     cuts: int
+    #: The log end offset, which appends raise without changing the segment.
     end: int = attrs.field(eq=False)
 
 
 def finish(steps: Generator[object, None, Report]) -> Report:
-    """Does work of many steps to its end."""
+    """Run a task of many steps to its end, and return its result."""
     while True:
         try:
             next(steps)
@@ -222,18 +245,21 @@ def finish(steps: Generator[object, None, Report]) -> Report:
             return end.value  # type: ignore[no-any-return]
 
 
-#: Keeps a log from being changed by this process, and says what it says of the segment with a base offset; None when
-#: there is none. Nothing but names and the seal is read inside.
+#: Prevents this process from changing the log, and yields the facts about the segment
+#: with a base offset, or None if there is none. Only names and the seal are read
+#: inside.
 Placing = Callable[[int], contextlib.AbstractContextManager[SegmentContext | None]]
 
 
 def scrubbing(
     fs: FS, directory: str, bases: Sequence[int], placing: Placing, *, writes: bool
 ) -> Generator[Progress, None, ScrubReport]:
-    """Looks at some segments of a log that may be changing, a few milliseconds at a time.
+    """Check segments of a log that may be changing, a few milliseconds at a time.
 
-    writes: whether sound sealed segments get a seal where they have none. Raises StorageReadError, and what placing
-    raises.
+    With writes=True, valid sealed segments without a seal get one.
+
+    Raises:
+        StorageReadError: a segment cannot be read. `placing` may raise others.
     """
     return _Scrub(fs, directory, bases, placing, writes).run()
 
@@ -247,9 +273,9 @@ class _Scrub:
         self.bases = bases
         self.placing = placing
         self.writes = writes
-        self.done = 0  # bytes read
-        self.told = 0  # as of the last Progress
-        self.total = 0  # bytes to read, by the sizes at the beginning
+        self.done = 0  # number of bytes read
+        self.told = 0  # the same at the last Progress
+        self.total = 0  # number of bytes to read, by the sizes at the beginning
         self.segments = 0
         self.sealed = 0
         self.skipped = 0
@@ -271,14 +297,18 @@ class _Scrub:
         )
 
     def _read(self, size: int) -> Iterator[Progress]:
-        """Counts bytes, and says now and then how many there were."""
+        """Count bytes that were read, and yield a Progress every _STEP_BYTES."""
         self.done += size
         if self.done - self.told >= _STEP_BYTES:
             self.told = self.done
             yield Progress(self.done, max(self.done, self.total))
 
     def _look_at(self, base: int) -> Iterator[Progress]:
-        """One segment: what the log says of it, then its bytes without any lock, then whether it is still the same."""
+        """Check one segment.
+
+        The facts are read under the lock of `placing`, and the bytes without any lock.
+        Then the segment is compared with the facts again.
+        """
         fs = self.fs
         with self.placing(base) as place:
             if place is None:
@@ -286,14 +316,16 @@ class _Scrub:
                 return
             path = os.path.join(self.directory, file_name(base, LOG))
             try:
-                # With a handle of its own: what takes its place meanwhile is another file.
+                # Opens its own handle: a replacement will be another file.
                 segment = GrowingSegment(fs, self.directory, base)
                 modified_ms = fs.modified_ms(path)
                 known = read(fs, self.directory, base)
             except FileNotFoundError:
-                if self.writes:  # only this process removes files of the log, and not while placing() holds it
+                # Only this process deletes files of the log, and never inside
+                # placing().
+                if self.writes:
                     self.findings.append(Finding(path, None, base, place.next_base, "the file is gone"))
-                else:  # removed by its writer, since we looked
+                else:  # the writer has deleted it since the log was listed
                     self.skipped += 1
                 return
         self.segments += 1
@@ -302,7 +334,8 @@ class _Scrub:
         new = None
         is_sealed = known is not None and known.is_of(size, modified_ms)
         if place.next_base is not None or is_sealed:
-            fs.drop_cache(segment.handle, 0)  # rot is on the disk, and memory may hold what was there before
+            # Bit rot is on the disk. The cache may contain the data from before.
+            fs.drop_cache(segment.handle, 0)
         if is_sealed:
             assert known is not None
             finding = yield from self._compare(segment, known, place)
@@ -310,13 +343,15 @@ class _Scrub:
             finding, facts = yield from self._walk(segment, place.next_base, place)
             if finding is None and place.next_base is not None and self.writes:
                 new = Seal(size_bytes=size, modified_ms=modified_ms, next_base_offset=place.next_base, **facts)
-        # A segment that was replaced, cut or touched while it was read says nothing about the one in its place.
+        # If the segment was replaced, truncated or touched during the read, the result
+        # does not apply to the present file.
         with self.placing(base) as after:
             is_same = after == place and segment.is_current() and fs.size(segment.handle) >= size
-            if is_same and (is_sealed or place.next_base is not None):  # the growing one changes with each append
+            # The modification time of the growing segment changes with each append.
+            if is_same and (is_sealed or place.next_base is not None):
                 try:
                     is_same = fs.modified_ms(path) == modified_ms and read(fs, self.directory, base) == known
-                except FileNotFoundError:  # its writer is another process, and has just taken it away
+                except FileNotFoundError:  # another process has just removed it
                     is_same = False
             if not is_same:
                 self.skipped += 1
@@ -329,7 +364,7 @@ class _Scrub:
     def _compare(
         self, segment: GrowingSegment, known: Seal, place: SegmentContext
     ) -> Generator[Progress, None, Finding | None]:
-        """Compares a segment with its seal."""
+        """Compare a segment with its seal."""
         crc = 0
         base = segment.base_offset
         next_base = known.next_base_offset
@@ -337,9 +372,11 @@ class _Scrub:
             crc = crc32c(data, crc)
             yield from self._read(len(data))
         if crc != known.crc32c:
-            found, _ = yield from self._walk(segment, next_base, place)  # says where, if a batch shows it
+            # Finds the position, if a batch reveals it.
+            found, _ = yield from self._walk(segment, next_base, place)
             return found or Finding(segment.path, None, base, next_base, "bytes that no CRC of a batch covers changed")
-        reason = follows(self.fs, self.directory, base, known, 0)  # what lies below the log start is not checked
+        # Damage below the log start is not checked.
+        reason = follows(self.fs, self.directory, base, known, 0)
         if reason:
             return Finding(segment.path, known.size_bytes, known.end_offset, place.next_base, reason)
         return None
@@ -347,9 +384,9 @@ class _Scrub:
     def _walk(
         self, segment: GrowingSegment, next_base: int | None, place: SegmentContext
     ) -> Generator[Progress, None, tuple[Finding | None, dict[str, int]]]:
-        """Checks every batch: (the first damage, what a seal would say of the file)."""
+        """Check every batch. Returns the first damage, and the facts for a seal."""
         expected = segment.base_offset
-        before = 0  # position up to which the CRC of the file was computed
+        before = 0  # position up to which the file's CRC was computed
         crc = 0
         if next_base is None:
             limit = reach(segment.base_offset)
@@ -374,9 +411,11 @@ class _Scrub:
             yield from self._read(position - before)
             before = position
         if next_base is None:
-            is_sound = expected >= place.end  # anything behind it is being written, or was never shown to a reader
+            # Later data is still being written, or was never visible to a reader.
+            is_sound = expected >= place.end
         else:
-            # To the next segment without a gap, unless compaction may have left one.
+            # The batches must reach the next segment, unless compaction may have left a
+            # gap.
             is_sound = not reason and (expected == next_base or next_base <= place.dense_from)
         if is_sound:
             return None, {"crc32c": crc, "end_offset": expected}
@@ -387,8 +426,10 @@ class _Scrub:
 
 
 def drop_stale(fs: FS, directory: str, segments: Iterable[Segment]) -> bool:
-    """Removes the seals of segments that another program may have replaced. Notes on disk that the remaining ones fit
-    their files; returns whether that could be noted.
+    """Delete the seals of segments that another program may have replaced.
+
+    Then records on disk that the remaining seals match their files. Returns False if
+    there was no space or descriptor for that.
     """
     for segment in segments:
         seal = read(fs, directory, segment.base_offset)
@@ -404,6 +445,6 @@ def drop_stale(fs: FS, directory: str, segments: Iterable[Segment]) -> bool:
 
 
 def unopened(path: str, error: LogcoreError) -> ScrubReport:
-    """The report on a partition that could not be opened, or not read to its end."""
+    """Return the report on a partition that could not be opened or read completely."""
     found = Finding(error.path or path, error.position, error.offset, None, error.reason)
     return ScrubReport(path=path, findings=(found,))

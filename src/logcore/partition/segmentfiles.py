@@ -1,15 +1,18 @@
-"""Takes the files of segments out of a partition directory, and puts others in their place.
+"""Removes and replaces the files of segments in a partition directory.
 
 Rules:
-- A crash at any moment leaves the old files or the new ones, and names that tell which of them count (recovery.py reads
-  them, docs/crashes.md goes through them one by one).
-- Files that leave the log get the suffix .deleted at once. They are removed when readers in other processes have had
-  the time to open them, at the latest when the log is closed. Those that a crash leaves are removed by the next
-  opening: until then they may be what fills a gap (inspect/salvage.py).
-- The .log file is renamed first, out of the log and into it: indexes alone mean nothing, and the next opening removes
-  them.
+- A crash at any moment leaves the old files or the new ones, with names that show which
+  of them are valid. recovery.py reads these names, and docs/crashes.md describes each
+  case.
+- Files that are removed from the log get the suffix .deleted at once. They are deleted
+  after readers in other processes had time to open them, or when the log is closed.
+  Files that remain after a crash are deleted by the next opening. Until then, they may
+  be needed to fill a gap (inspect/salvage.py).
+- The .log file is renamed first, both out of the log and into it. Indexes without it
+  have no meaning, and the next opening deletes them.
 
-This module knows no offsets but those in names, and takes no lock: a log calls it under its own.
+This module uses only the offsets in file names, and acquires no lock. Callers hold the
+lock of their log.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from logcore.names import (
 )
 from logcore.segment import ActiveSegment, Segment
 
-#: A copy of part of a segment goes in pieces of this.
+#: Chunk size for copying a part of a segment.
 _COPY_BYTES: Final = 1 << 20
 
 
@@ -47,13 +50,16 @@ class SegmentFiles:
     def __init__(self, fs: FS, path: str) -> None:
         self._fs = fs
         self._path = path
-        #: (when to remove it by the monotonic clock, path), written under the log's lock.
+        #: (due time on the monotonic clock, path); changed under the log's lock.
         self._retired: list[tuple[int, str]] = []
 
-    # -- out of the log ------------------------------------------------------------------------------------------
+    # -- removing ----------------------------------------------------------------------
 
     def retire(self, bases: Iterable[int], delay_ms: int) -> None:
-        """Takes the files of segments out of the log, to be removed delay_ms later. Not durable yet."""
+        """Remove the files of segments from the log, and delete them after `delay_ms`.
+
+        The renames are not durable yet.
+        """
         for base in bases:
             self._note_retired(self._put_away(base), delay_ms)
 
@@ -62,10 +68,14 @@ class SegmentFiles:
         self._retired += [(due_ms, path) for path in paths]
 
     def _put_away(self, base_offset: int, suffixes: Sequence[str] | None = None) -> list[str]:
-        """Renames the files of a segment, or those of them with a suffix, to .deleted; returns their new paths."""
+        """Rename the files of a segment to .deleted, and return their new paths.
+
+        With `suffixes`, only the files with these suffixes are renamed.
+        """
         prefix = file_name(base_offset, ".")
         names = [name for name in self._fs.listdir(self._path) if name.startswith(prefix)]
-        names = [name for name in names if not name.endswith(STATES)]  # already renamed, or of a compaction
+        # Skip files that are renamed already, or belong to a compaction.
+        names = [name for name in names if not name.endswith(STATES)]
         if suffixes is not None:
             names = [name for name in names if name[len(prefix) - 1 :] in suffixes]
         paths = []
@@ -76,22 +86,28 @@ class SegmentFiles:
 
     @property
     def next_ms(self) -> int:
-        """When unlink_retired() next has something to do; far away when nothing waits."""
+        """The next due time of unlink_retired(); far in the future if no file waits."""
         return min((due_ms for due_ms, _ in self._retired), default=1 << 62)
 
     def unlink_retired(self, now_ms: int | None) -> bool:
-        """Removes the files whose time has come, or all with None; returns whether there were any."""
+        """Delete the files that are due, or all with None.
+
+        Returns whether there were any.
+        """
         due = [path for due_ms, path in self._retired if now_ms is None or due_ms <= now_ms]
         if due:
             self._retired = [(due_ms, path) for due_ms, path in self._retired if path not in due]
             for path in due:
-                # One that cannot be removed now only takes space, until the next opening removes it.
+                # A file that cannot be deleted only takes space until the next opening.
                 with contextlib.suppress(FileNotFoundError, LogcoreError):
                     self._fs.unlink(path)
         return bool(due)
 
     def remove(self, segment: Segment) -> None:
-        """Takes a segment out of the log, durably, and its files with it. Who holds it goes on reading it."""
+        """Remove a segment from the log and delete its files, durably.
+
+        Readers that hold the segment can continue to read it.
+        """
         segment.keep()
         away = self._put_away(segment.base_offset)
         self._fs.sync_dir(self._path)
@@ -99,10 +115,11 @@ class SegmentFiles:
             self._fs.unlink(path)
 
     def remove_leftovers(self, names: Sequence[str]) -> bool:
-        """Removes files of work that a crash cut off, of the names in the directory; returns whether there were any.
+        """Delete the files of interrupted work; return whether there were any.
 
-        Nothing refers to them. But a new segment would mistake the indexes of a deleted one for its own, and Kafka
-        would believe them.
+        `names` are the names in the directory. No other file refers to the leftovers.
+        But a new segment would use the indexes of a deleted one as its own, and Kafka
+        would trust them.
         """
         found = False
         logs = {name.removesuffix(LOG) for name in names if name.endswith(LOG)}
@@ -111,14 +128,17 @@ class SegmentFiles:
             is_index = suffix in INDEXES and base_offset_of(name, suffix) is not None
             is_left = suffix in (DELETED, CLEANED, ".tmp") and name != checkpoint.SEALS_HOLD
             if is_left or (is_index and stem not in logs):
-                with contextlib.suppress(FileNotFoundError):  # recovery may have made the same name again
+                # Recovery may have used the same name in the meantime.
+                with contextlib.suppress(FileNotFoundError):
                     self._fs.unlink(os.path.join(self._path, name))
                     found = True
         return found
 
     def unseal(self, segments: Sequence[Segment]) -> None:
-        """Removes the seals of segments that are about to be other files, or to lose the segment after them. Durably:
-        a seal that a crash left would say that something was lost.
+        """Delete, durably, the seals of segments that are about to change.
+
+        This includes segments that lose the segment after them. A seal that remained
+        after a crash would report a loss.
         """
         paths = [path for segment in segments if self._fs.exists(path := segment.file(SEAL))]
         for path in paths:
@@ -126,15 +146,19 @@ class SegmentFiles:
         if paths:
             self._fs.sync_dir(self._path)
 
-    # -- in the place of others ----------------------------------------------------------------------------------
+    # -- replacing ---------------------------------------------------------------------
 
     def replace_front(self, cut: Segment, position: int, tail: bytes) -> None:
-        """Puts a file with the bytes before position and tail behind them in the place of a segment; its indexes go."""
+        """Replace a segment by its bytes before `position`, followed by `tail`.
+
+        Its indexes are deleted.
+        """
         fs = self._fs
         temporary = cut.path + ".tmp"
         write_front(fs, temporary, cut, position, tail)
         cut.keep()
-        # The indexes go first: those of the whole file would point behind the end of its front.
+        # Delete the indexes first: those for the whole file would point after the new
+        # end.
         for suffix in INDEXES:
             with contextlib.suppress(FileNotFoundError):
                 fs.unlink(cut.file(suffix))
@@ -144,29 +168,32 @@ class SegmentFiles:
     def exchange(
         self, old: Sequence[Segment], new: ActiveSegment, delay_ms: int, failed: Callable[[BaseException], None]
     ) -> None:
-        """Puts a new segment, whole and on disk under .cleaned names, in the place of old ones that follow each other
-        (storage format section 9.7).
+        """Replace consecutive old segments by a new one.
 
-        failed: called with an error after which the directory says that the new segment counts, so that the next
-        opening ends the work. After any other error all is as before.
+        The new one must be complete and durable under .cleaned names. See section 9.7
+        of the storage format. `failed` is called with an error after which the new
+        segment counts as part of the log, so that the next opening completes the swap.
+        After any other error, nothing has changed.
         """
         fs = self._fs
         for segment in old:
-            segment.keep()  # readers that hold one read on under whatever name it gets
+            segment.keep()  # readers can continue to read it under any name
         present = set(fs.listdir(self._path))
         suffixes = [suffix for suffix in SEGMENT_FILES if os.path.basename(new.file(suffix)) in present]
         if LOG not in suffixes:
             raise new_segment_gone(new)
         paths = [os.path.join(self._path, file_name(new.base_offset, suffix)) for suffix in suffixes]
-        # A crash in here leaves some of these names. Opening discards them, unless all of them exist.
+        # 1. Rename the new files to .swap. A crash here leaves some of these names.
+        # Opening discards them, unless all of them exist.
         try:
             for path in paths:
                 fs.rename(path + CLEANED, path + SWAP)
         except BaseException:
             self._take_back(paths, failed)
             raise
-        # From here on the new segment counts: opening finishes what a crash leaves. Old segments are out of
-        # the way, durably, before the new one takes a name: no offset is ever in two segments.
+        # 2. From here on the new segment counts: opening completes the swap after a
+        # crash. The old segments are renamed, durably, before the new one gets their
+        # name, so that no offset is ever in two segments.
         try:
             fs.sync_dir(self._path)
             away = self._put_away(old[0].base_offset, SEGMENT_FILES)
@@ -182,8 +209,10 @@ class SegmentFiles:
         self._note_retired(away, delay_ms)
 
     def _take_back(self, paths: Sequence[str], failed: Callable[[BaseException], None]) -> None:
-        """Removes files that say that a new segment is complete. None may stay: after another round it would come back
-        into the log, with records that are in it already.
+        """Delete files that mark a new segment as complete.
+
+        All must be deleted. After another compaction, a remaining one would return to
+        the log, with records that the log already contains.
         """
         try:
             for path in paths:
@@ -195,7 +224,7 @@ class SegmentFiles:
 
 
 def write_front(fs: FS, path: str, segment: Segment, position: int, tail: bytes) -> None:
-    """Writes the bytes of a segment before position, and tail behind them, to a file, which is on disk then."""
+    """Write a segment's bytes before `position`, and `tail`, to a file, durably."""
     with opened(fs, path, write=True, create=True) as handle:
         fs.truncate(handle, 0)
         at = 0
@@ -210,7 +239,7 @@ def write_front(fs: FS, path: str, segment: Segment, position: int, tail: bytes)
 
 
 def list_names(fs: FS, directory: str) -> list[str]:
-    """Names in a partition directory, in no order."""
+    """Return the names in a partition directory, unordered."""
     try:
         return fs.listdir(directory)
     except FileNotFoundError:
@@ -218,17 +247,17 @@ def list_names(fs: FS, directory: str) -> list[str]:
 
 
 def list_bases(fs: FS, directory: str) -> list[int]:
-    """Base offsets of the segments in a partition directory, rising."""
+    """Return the base offsets of the segments in a directory, in rising order."""
     return bases_in(list_names(fs, directory))
 
 
 def new_segment_gone(new: Segment) -> CompactionAbandonedError:
-    """The error for a segment that was to replace others, and whose .log file is not there."""
+    """Return the error for a replacement segment whose .log file is missing."""
     return CompactionAbandonedError("the new segment was removed by another program", path=new.path)
 
 
 def segments_gone(path: str, known: int) -> CorruptLogError:
-    """The error for a partition that has no .log file, and is known to have reached an offset."""
+    """Return the error for a partition that had records and has no .log files."""
     return CorruptLogError(
         "the segments of this partition are gone",
         path=path,

@@ -1,10 +1,12 @@
-"""What is known of a partition: the fields that those who read it share with the one who writes it.
+"""The state of a partition: the fields that readers share with the writer.
 
 Rules:
-- A writer changes them under `lock`; a log that is only read changes them in its refresh, under `lock` and `scanning`.
-- Readers take no lock. `segments` is replaced whole. Who needs segments that reach a bound reads them, then the bound,
-  then asks whether the segments are still the same list (LogReader._bounded).
-- `visible` never falls but by a truncation, which is added to `cuts`.
+- A writer changes the fields under `lock`. A read-only log changes them in its refresh,
+  under `lock` and `scanning`.
+- Readers acquire no lock. `segments` is replaced as a whole. A reader that needs
+  segments up to a bound reads `segments`, then the bound, and then checks that
+  `segments` is still the same list (LogReader._bounded).
+- `visible` decreases only in a truncation, which is added to `cuts`.
 
 This module decides nothing.
 """
@@ -24,7 +26,7 @@ from logcore.segment import Segment
 
 
 class Turns(Protocol):
-    """A lock: of the threads of this process, or of all processes that write the log (sharing.py)."""
+    """A lock for the threads of this process, or for all writers (sharing.py)."""
 
     def __enter__(self) -> bool: ...
     def __exit__(
@@ -36,49 +38,66 @@ class Turns(Protocol):
 
 
 def _stays() -> bool:
+    """Return False: no other process changes the log."""
     return False
 
 
 class PartitionState(PartitionFields):
-    """The shared fields of one open log. Those that each append changes are where the kernels reach them."""
+    """The shared fields of one open log.
+
+    Fields that each append changes are in the base class, where the kernels access
+    them.
+    """
 
     lock: Turns
     segments: list[Segment]
     gaps: Gaps
 
     def __init__(self, config: LogConfig, gaps: Gaps) -> None:
-        # All are written under lock, as the opening says; comments name what else a field needs.
+        # All fields are written under lock; comments name the exceptions.
         self.config = config  # replaced whole by Log.reconfigure()
         self.gaps = gaps
-        self.segments = []  # in order; the last one is growing
+        self.segments = []  # in order; the last one grows
         self.log_start = 0
-        self.end = 0  # the log end offset: the next append gets it
-        self.visible = 0  # the high watermark; group commit moves it without lock, as the one thread that leads a sync
+        self.end = 0  # the log end offset: the offset of the next append
+        # The high watermark. Group commit moves it without the lock, in the one thread
+        # that leads a sync.
+        self.visible = 0
         self.is_closed = False
-        self.cuts: list[int] = []  # where the log was truncated since it was opened; only ever appended to
-        #: From here on no batch belongs to a transaction, and none is a control batch. Written by the writer, under its
-        #: lock, before such a batch is visible.
+        # The offsets of truncations since the log was opened; only appended to.
+        self.cuts: list[int] = []
+        #: From here on, no batch belongs to a transaction or is a control batch. Set by
+        #: the writer, under its lock, before such a batch is visible.
         self.plain_from = INT64_MAX
-        #: As far as they were walked, by the first reader that asks; changed under scanning.
+        #: The transactions, as far as the log was searched; changed under `scanning`.
         self.transactions: Transactions | None = None
-        #: Takes in what other processes did that write the log too; True when the visible end moved.
+        #: Catches up with other writing processes; True if the visible end moved.
         self.follow: Callable[[], bool] = _stays
-        #: Whether others did something that follow() would take in. Does not block.
+        #: Whether other processes made changes that follow() would load. Does not
+        #: block.
         self.is_behind: Callable[[], bool] = _stays
         self.is_shared = False
         self.make_locks()
 
     def make_locks(self) -> None:
-        """Also for a forked child, where the thread that held a lock does not exist, and would never release it."""
+        """Create the locks.
+
+        A forked child creates new ones: the threads that held the old ones do not exist
+        in it, and would never release them.
+        """
         self.lock = threading.Lock()
-        # Reentrant: the collector may end an abandoned tail() while this thread holds it.
+        # Reentrant: the garbage collector may end an abandoned tail() in this thread.
         self.listening = threading.RLock()
-        #: Called when the visible end moves, or the log is closed; they may not wait. Replaced whole under listening.
+        #: Called when the visible end moves or the log is closed. They must not block.
+        #: The tuple is replaced as a whole, under `listening`.
         self.listeners = ()
         self.scanning = threading.RLock()
 
     def check(self, active: Segment) -> None:
-        """Asserts what holds between the fields whenever the lock is free. active: the segment that is written."""
+        """Assert the invariants of the fields while the lock is free.
+
+        `active` is the segment that is being written.
+        """
         bases = [segment.base_offset for segment in self.segments]
         assert bases == sorted(set(bases)), f"segments out of order: {bases}"
         assert self.segments[-1] is active, "another segment is written than the last"
@@ -86,21 +105,23 @@ class PartitionState(PartitionFields):
         assert self.log_start <= self.visible <= self.end, (self.log_start, self.visible, self.end)
 
     def show(self, end: int) -> None:
-        """Moves the visible end up, and wakes those who wait for it."""
+        """Raise the visible end, and call the listeners."""
         assert end >= self.visible, "what readers have seen is not taken back"
         self.visible = end
         if self.listeners:
             self.wake()
 
     def wake(self) -> None:
-        for listener in self.listeners:  # one tuple: a thread that listens or forgets meanwhile replaces it
+        """Call the listeners."""
+        for listener in self.listeners:  # a concurrent change replaces the whole tuple
             listener()
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Calls listener from now on, until forget()."""
+        """Call `listener` on each change from now on, until forget()."""
         with self.listening:
             self.listeners = (*self.listeners, listener)
 
     def forget(self, listener: Callable[[], None]) -> None:
+        """Stop calling `listener`."""
         with self.listening:
             self.listeners = tuple(one for one in self.listeners if one is not listener)
