@@ -83,7 +83,8 @@ MISTAKES: Final = (
     Mistake(
         "log_start_checked_before_the_look", "logcore/reader.py",
         "            segments, bound = self._bounded()\n"
-        "        # Behind the look at the segments: a deletion moves the start before it takes segments out.\n"
+        "        # Checked after the segments were read, because a deletion moves the start\n"
+        "        # before it removes segments.\n"
         "        if not self._state.log_start <= start",
         "            log_start = self._state.log_start\n            segments, bound = self._bounded()\n"
         "        if not (self._state.log_start if committed else log_start) <= start",
@@ -92,8 +93,8 @@ MISTAKES: Final = (
     Mistake(
         "durable_end_read_before_the_size", "logcore/partition/looking.py",
         "        last.refresh()\n        self._state.end = max(self._state.log_start, last.next_offset())\n"
-        "        # Read after the size: a writer makes this file before its first write, so if there were unsynced "
-        "bytes, the\n        # file exists.\n"
+        "        # Read after the size. A writer creates this file before its first write, so if\n"
+        "        # there were unsynced bytes, the file exists.\n"
         "        shown = None\n"
         "        if self._has_shown_end or not has_same_names:\n"
         "            shown = checkpoint.read_shown_end(self._fs, self._path)\n",
@@ -115,7 +116,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "control_bit_believed_without_crc", "logcore/partition/scan.py",
-        "                item.verify()  # only a right CRC says that it is one\n                continue\n"
+        "                item.verify()  # only a valid CRC proves that it is one\n                continue\n"
         "            yield item",
         "                continue\n            yield item",
         "faults/test_rot.py::test_a_bit_that_makes_a_batch_a_control_batch_hides_none_of_its_records",
@@ -215,7 +216,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "recovery_point_stays_above_a_cut", "logcore/partition/cutting.py",
-        "        writer.recovery_point = offset  # first:", "        pass  # first:",
+        "        writer.recovery_point = offset\n", "        pass\n",
         "directory/test_logdir.py::test_a_recovery_point_that_was_gathered_is_not_written_for_what_came_since",
     ),
     Mistake(
@@ -762,8 +763,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "reader_goes_on_behind_its_end", "logcore/partition/scan.py",
-        "                if ran and expected >= end:  # the file",
-        "                if False:  # the file",
+        "                if ran and expected >= end:\n                    return\n                piece",
+        "                if False:\n                    return\n                piece",
         "partition/test_noted_offsets.py",
     ),
     # -- groups in several processes

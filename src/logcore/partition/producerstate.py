@@ -1,5 +1,4 @@
-"""The state of a log's producers: in memory, in snapshots, and in the batches after
-them.
+"""The state of a log's producers: in memory, in snapshots and in later batches.
 
 Rules (storage format sections 5.1 to 5.5):
 - The state is loaded when the first idempotent producer appends. A log without such

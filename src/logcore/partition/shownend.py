@@ -1,5 +1,4 @@
-"""Visible end file (`logcore.durable`): the offset up to which other processes may
-read.
+"""Visible end file (`logcore.durable`): how far other processes may read.
 
 Rules:
 - A log has this file while its segments may contain records that readers must not see.

@@ -1,5 +1,4 @@
-"""Read limit for other processes while a staged write is placed into several
-partitions.
+"""Read limit for other processes while a staged write is placed.
 
 Rules:
 - A staged write becomes visible in all of its partitions in one step: when the state
