@@ -1,14 +1,19 @@
-"""What a coordinator of transactions does with a log: writes in a producer's name, and asks what producers did.
+"""Operations of a transaction coordinator on a log: appends, and facts about producers.
 
 Rules:
-- A batch of a coordinator has no sequence: the coordinator itself makes sure that it is stored once.
-- It is refused if the producer was replaced, as a client's batch is.
-- The markers of this directory's own coordinator are never refused as those of a replaced one: its epoch is that of the
-  log that keeps its records, or that of the producer's last marker in the partition where that is higher: Kafka may
-  have written it when the records were elsewhere.
-- What a coordinator appends at once is one batch, so that a crash leaves all of it or nothing.
+- A coordinator's batch has no sequence. The coordinator itself ensures that the batch
+  is stored once.
+- The batch is refused if its producer was replaced, like a client's batch.
+- Markers of this directory's own coordinator are never refused as coming from a
+  replaced coordinator. Their epoch is the leader epoch of the log that stores the
+  coordinator's records. If the producer's last marker in the partition has a higher
+  epoch, that one is
+  used: Kafka may have written it when the records were stored elsewhere.
+- All records of one append are in one batch, so that a crash leaves all of them or
+  none.
 
-Markers are written by Log.end_transaction(). Which producer may write what is not decided here.
+Log.end_transaction() writes the markers. This module does not decide which producer may
+write which records.
 """
 
 from __future__ import annotations
@@ -23,7 +28,10 @@ from logcore.recordbatch import RecordBatch, encode
 
 
 def append_whole(writer: Writer, records: Sequence[RecordInput], *, durability: Level | None = None) -> Receipt:
-    """Appends records as one batch, of max.message.bytes at most. Errors as Log.append()."""
+    """Append records as one batch of at most max.message.bytes.
+
+    Raises the same errors as Log.append().
+    """
     with writer.state.lock:
         writer.check_writable_locked()
         now_ms = writer.fs.now_ms()
@@ -50,9 +58,13 @@ def append_to_transaction(
     *,
     durability: Level | None = None,
 ) -> Receipt:
-    """Appends records to the open transaction of a producer, as one batch. Opens a transaction where none is open.
+    """Append records to the open transaction of a producer, as one batch.
 
-    Raises InvalidProducerEpochError for an epoch that was replaced; errors else as Log.append().
+    Opens a transaction if none is open.
+
+    Raises:
+        InvalidProducerEpochError: the epoch was replaced. Other errors are those of
+            Log.append().
     """
     with writer.state.lock:
         writer.check_writable_locked()
@@ -73,7 +85,7 @@ def append_to_transaction(
         batch = RecordBatch.parse(data)
         assert batch is not None
         last = batch.last_offset
-        # No sequence: what a coordinator writes is fenced by the epoch alone.
+        # No sequence: a coordinator's batches are fenced by the epoch alone.
         sequenced = SequencedBatch(-1, -1, first, last, batch.max_timestamp)
         with writer.producers.storing([(producer_id, producer_epoch, True, sequenced)], is_judged=True):
             placed = [(0, len(data), last, batch.max_timestamp)]
@@ -82,21 +94,33 @@ def append_to_transaction(
 
 
 def marker_epoch(writer: Writer, producer_id: int, home_epoch: int) -> int:
-    """The coordinator epoch for a marker of the directory's own coordinator. home_epoch: the leader epoch of the log
-    that keeps the records of the transaction, 0 where there are none. May read files. Raises CorruptBatchError and
-    StorageReadError.
+    """Return the coordinator epoch for a marker of the directory's own coordinator.
+
+    `home_epoch` is the leader epoch of the log that stores the records of the
+    transaction; 0 if there are none. May read files.
+
+    Raises:
+        CorruptBatchError, StorageReadError: the producers could not be loaded.
     """
     with writer.state.lock:
         return max(0, home_epoch, writer.producers.known().coordinator_epoch_of(producer_id))
 
 
 def knows_producer(writer: Writer, producer_id: int) -> bool:
-    """Whether the log knows a producer. May read files. Raises CorruptBatchError and StorageReadError."""
+    """Return whether the log has the state of a producer. May read files.
+
+    Raises:
+        CorruptBatchError, StorageReadError: the producers could not be loaded.
+    """
     with writer.state.lock:
         return producer_id in writer.producers.known()
 
 
 def producers_of(writer: Writer) -> list[ProducerFacts]:
-    """What is known of each producer of the last day. May read files. Raises CorruptBatchError, StorageReadError."""
+    """Return the state of each producer of the last day. May read files.
+
+    Raises:
+        CorruptBatchError, StorageReadError: the producers could not be loaded.
+    """
     with writer.state.lock:
         return writer.producers.known().facts()

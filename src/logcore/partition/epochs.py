@@ -1,12 +1,16 @@
-"""Leader epochs: which leader wrote from which offset on, and where its reign ended.
+"""Leader epochs: the offsets at which each leader began and ended.
 
 Rules (storage format section 6, leader-epoch-checkpoint; section 11.4, OffsetForLeaderEpoch):
-- Entries (epoch, start offset) rise strictly in the epoch and never fall in the offset.
-- The latest epoch of a log that clients read never falls: they believe no smaller one than they know. Kafka's log
-  forgets an epoch without records, and its leader begins one again; here a log leads itself, so it keeps the epoch.
-- A follower cuts its log where its leader says that the last epoch they share has ended.
+- Entries (epoch, start offset) strictly increase in the epoch and never decrease in the
+  offset.
+- The latest epoch of a log that clients read never decreases, because clients reject a
+  smaller epoch than they have seen. Kafka drops an epoch without records, and its
+  leader begins a new one. Here a log is its own leader, so it keeps the epoch.
+- A follower truncates its log at the end of the last epoch that it shares with its
+  leader.
 
-Functions over a list of entries: log.py keeps the list and its file.
+This module contains functions over a list of entries. log.py keeps the list and its
+file.
 """
 
 from __future__ import annotations
@@ -22,7 +26,10 @@ Entry = tuple[int, int]
 
 
 def assign(entries: list[Entry], epoch: int, start_offset: int) -> list[Entry]:
-    """Begins an epoch at start_offset, and drops entries that contradict it. A known epoch changes nothing."""
+    """Begin an epoch at `start_offset`, and drop entries that contradict it.
+
+    A known epoch changes nothing.
+    """
     assert epoch >= 0 and start_offset >= 0, (epoch, start_offset)
     if entries and epoch == entries[-1][0] and start_offset >= entries[-1][1]:
         return entries
@@ -31,12 +38,16 @@ def assign(entries: list[Entry], epoch: int, start_offset: int) -> list[Entry]:
 
 
 def truncate_end(entries: list[Entry], end_offset: int) -> list[Entry]:
-    """Without epochs that began at or above end_offset, where the log ends now."""
+    """Remove the epochs that began at or above `end_offset`, the new end of the log."""
     return [entry for entry in entries if entry[1] < end_offset]
 
 
 def cut_end(entries: list[Entry], end_offset: int) -> list[Entry]:
-    """As truncate_end(), for who leads: the latest epoch stays in force, and begins at end_offset if it began above."""
+    """Truncate the epochs of a leader at `end_offset`.
+
+    Like truncate_end(), but the latest epoch remains in force. If it began above
+    `end_offset`, it begins there now.
+    """
     kept = truncate_end(entries, end_offset)
     if len(kept) == len(entries):
         return kept
@@ -44,7 +55,10 @@ def cut_end(entries: list[Entry], end_offset: int) -> list[Entry]:
 
 
 def truncate_start(entries: list[Entry], start_offset: int) -> list[Entry]:
-    """Entries for a log that starts at start_offset now: the epoch in force there begins there."""
+    """Return the entries for a log that now starts at `start_offset`.
+
+    The epoch in force at `start_offset` begins there.
+    """
     below = [entry for entry in entries if entry[1] <= start_offset]
     above = [entry for entry in entries if entry[1] > start_offset]
     if below:
@@ -54,7 +68,7 @@ def truncate_start(entries: list[Entry], start_offset: int) -> list[Entry]:
 
 
 def in_force(entries: list[Entry], offset: int) -> int:
-    """The epoch that an offset belongs to: the last one that begins at or below it, else the first."""
+    """Return the last epoch that begins at or below an offset, else the first."""
     epoch, _ = entries[0]
     for later, start_offset in entries[1:]:
         if start_offset > offset:
@@ -64,8 +78,9 @@ def in_force(entries: list[Entry], offset: int) -> int:
 
 
 def end_of(entries: list[Entry], epoch: int, log_end: int) -> Entry:
-    """(epoch, end offset): the largest known epoch at or below the one asked for, and where it ends; (-1, -1) when that
-    is not known.
+    """Return the largest known epoch at or below `epoch`, and its end offset.
+
+    Returns (-1, -1) if that is unknown.
     """
     if epoch < 0 or not entries or epoch > entries[-1][0]:
         return -1, -1
@@ -78,11 +93,11 @@ def end_of(entries: list[Entry], epoch: int, log_end: int) -> Entry:
 
 
 def walked(segments: Iterable[Segment], log_start: int) -> list[Entry]:
-    """As the batches have them, for a log whose file of epochs is lost."""
+    """Return the entries according to the batches, for a log without an epoch file."""
     found: list[Entry] = [(0, log_start)]
     for segment in segments:
         for facts, _, _ in segment.walk(0, crc=False):
-            # Only rows where the number rises: a stretch of a thousand batches has few of these.
+            # Only rows in which the number rises: a thousand batches have few of them.
             numbers = facts["partition_leader_epoch"]
             changes = np.flatnonzero(np.diff(numbers, prepend=-1) > 0)
             for row in changes[numbers[changes] > 0].tolist():

@@ -1,11 +1,13 @@
-"""The records in an answer to Fetch, as a consumer reads them.
+"""Decodes the records in a Fetch response, as a consumer reads them.
 
 Rules:
-- The first batch may begin before the offset that was asked for, and the last may be cut off; neither is an error.
-- Control batches are left out. Batches of aborted transactions are left out when the answer names those.
+- The first batch may begin before the requested offset, and the last one may be
+  truncated. Neither is an error.
+- Control batches are left out. Batches of aborted transactions are left out if the
+  response lists those transactions.
 - Every CRC is checked.
 
-This module sends no request: what was fetched is handed to it.
+This module sends no requests. Callers pass it the fetched bytes.
 """
 
 from __future__ import annotations
@@ -21,13 +23,13 @@ from logcore.kernels import kernel, layout
 from logcore.partition.scan import Run
 from logcore.recordbatch import SLICE_ROWS, RecordBatch
 
-#: A run is decoded at once: so many records and bytes of plain batches at most.
+#: Maximum rows and bytes of plain batches that are decoded at once.
 _RUN_ROWS = 32_768
 _RUN_BYTES = 4 << 20
 
 
 def next_offset(data: memoryview, start: int) -> int:
-    """The offset to fetch next, by the heads of the whole batches in an answer; start when there is none."""
+    """Return the offset to fetch next: the end of the complete batches, or `start`."""
     facts, _, _ = kernel.walk(data, 0, len(data), layout.INT32_MAX, False)
     if len(facts):
         return max(start, int(facts["last_offset"][-1]) + 1)
@@ -43,21 +45,25 @@ def fetched_columns(
     source: str,
     max_size: int = MAX_DECOMPRESSED_BYTES,
 ) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
-    """The records with start <= offset < end, as columns with the types of their timestamps: 0 CreateTime,
-    1 LogAppendTime, -1 none.
+    """Yield the records with start <= offset < end, as columns with timestamp types.
 
-    data: the bytes of one partition, borrowed by the columns. aborted: (producer id, first offset) of the aborted
-    transactions in it, as the answer names them under read_committed. source: how errors name where data came from.
-    max_size: most bytes that a batch may inflate to. Raises CorruptBatchError, InvalidRecordError, RecordTooLargeError,
-    UnsupportedCodecError.
+    A timestamp type is 0 for CreateTime, 1 for LogAppendTime and -1 for none. `data` is
+    the content of one partition; the columns borrow it. `aborted` lists (producer id,
+    first offset) of the aborted transactions in it, from a response under
+    read_committed. `source` describes the origin of the data in errors. `max_size` is
+    the maximum size to which one batch may inflate.
+
+    Raises:
+        CorruptBatchError, InvalidRecordError, RecordTooLargeError,
+        UnsupportedCodecError.
     """
-    # Aborted transactions whose first offset is still to come, the next one last.
+    # Aborted transactions whose first offset was not reached yet, the next one last.
     waiting = sorted(((first, producer_id) for producer_id, first in aborted), reverse=True)
     discarded: set[int] = set()  # producers inside an aborted transaction, until its ABORT marker
     at = 0
     limit = len(data)
     while at < limit:
-        # Many batches at once, as long as none of them has to be left out.
+        # Decode many batches at once if none of them must be left out.
         if not aborted:
             stop, rows, _ = kernel.plan_run(data, at, limit, _RUN_ROWS, _RUN_BYTES, end, -1, False)
             if stop > at and rows <= _RUN_ROWS:
@@ -66,7 +72,7 @@ def fetched_columns(
                 yield from _between(run.columns(), run.timestamp_types(), start, end)
                 continue
         batch = RecordBatch.parse(data, at, limit, path=source)
-        if batch is None:  # the last one, cut off by the size of the answer
+        if batch is None:  # the last one, truncated by the size limit of the response
             return
         at += batch.size_bytes
         if batch.magic == 2 and batch.base_offset >= end:
@@ -88,7 +94,7 @@ def fetched_columns(
 def _between(
     columns: RecordColumns, types: npt.NDArray[np.int32], start: int, end: int
 ) -> Iterator[tuple[RecordColumns, npt.NDArray[np.int32]]]:
-    """Those of a range, if there are any."""
+    """Yield the part of the columns in a range, if it is not empty."""
     inside = columns.between(start, end)
     if len(inside) == len(columns):
         if len(columns):
