@@ -170,8 +170,7 @@ class LogReader:
 
         Raises:
             CorruptLogError, CorruptBatchError: a batch is missing or damaged. It may be
-            a
-                marker, and records that it aborted would appear as committed.
+                a marker, and records that it aborted would appear as committed.
         """
         with self._state.scanning:
             segments, visible = self._bounded()
@@ -929,10 +928,10 @@ def tail_together(
 ) -> Iterator[tuple[int, list[Record]]]:
     """Follow several logs of one process, and yield lists of records as they arrive.
 
-    Each list comes with the number of its log. The logs must be all open for writing, or
-    all read-only. The records of one log are in order; there is no order between two
-    logs. Truncations count from this call on. The iteration ends when one of the logs is
-    closed. See LogReader.tail().
+    Each list comes with the number of its log. The logs must be all open for writing,
+    or all read-only. The records of one log are in order; there is no order between
+    two logs. Truncations count from this call on. The iteration ends when one of the
+    logs is closed. See LogReader.tail().
     """
     return _follow([follow(log, offset) for log, offset in zip(logs, offsets, strict=True)], timeout)
 

@@ -8,9 +8,8 @@ Rules:
   callback may append more records.
 - settle() returns once every append added before the call, and every append added by
   their callbacks, is durable or has failed. It does not wait for later appends. (We
-  measured the
-  alternative: 64 threads that waited for each other shared no sync, and each processed
-  the appends of all others.)
+  measured the alternative: 64 threads that waited for each other shared no sync, and
+  each processed the appends of all others.)
 - A caller that makes a decision from the content of a log, and has appended nothing,
   calls sync_present().
 
@@ -39,7 +38,6 @@ class _Waiting:
 
     #: Position in the order of add(). Appends added by its callback have the same
     #: number.
-
     number: int
     #: The offset up to which each log must be durable. Synced logs are removed.
     ends: dict[Log, int]

@@ -1,4 +1,4 @@
-"""Operations of a transaction coordinator on a log: appends, and facts about producers.
+"""Operations of a transaction coordinator on a log: appends, and producer facts.
 
 Rules:
 - A coordinator's batch has no sequence. The coordinator itself ensures that the batch
@@ -7,8 +7,8 @@ Rules:
 - Markers of this directory's own coordinator are never refused as coming from a
   replaced coordinator. Their epoch is the leader epoch of the log that stores the
   coordinator's records. If the producer's last marker in the partition has a higher
-  epoch, that one is
-  used: Kafka may have written it when the records were stored elsewhere.
+  epoch, that one is used: Kafka may have written it when the records were stored
+  elsewhere.
 - All records of one append are in one batch, so that a crash leaves all of them or
   none.
 

@@ -117,9 +117,8 @@ def plan_cut(segment: Segment, offset: int, config: LogConfig, entries: list[epo
     leader epochs of the log.
 
     Raises:
-        CorruptBatchError: there is damage below the offset. The records after the
-        damage
-            are not given up for a truncation.
+        CorruptBatchError: there is damage below the offset. A truncation does not give
+            up the records after the damage.
         OffsetOutOfRangeError: `offset` is inside a gap that is wider than a segment.
     """
     # The position of the first batch that reaches the offset. All earlier ones remain.

@@ -1,6 +1,7 @@
 """Leader epochs: the offsets at which each leader began and ended.
 
-Rules (storage format section 6, leader-epoch-checkpoint; section 11.4, OffsetForLeaderEpoch):
+Rules (storage format section 6, leader-epoch-checkpoint, and section 11.4,
+OffsetForLeaderEpoch):
 - Entries (epoch, start offset) strictly increase in the epoch and never decrease in the
   offset.
 - The latest epoch of a log that clients read never decreases, because clients reject a
@@ -9,7 +10,7 @@ Rules (storage format section 6, leader-epoch-checkpoint; section 11.4, OffsetFo
 - A follower truncates its log at the end of the last epoch that it shares with its
   leader.
 
-This module contains functions over a list of entries. log.py keeps the list and its
+This module contains functions over a list of entries. writer.py keeps the list and its
 file.
 """
 

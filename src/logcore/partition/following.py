@@ -9,8 +9,8 @@ Rules (Kafka's UnifiedLog.appendAsFollower):
 - Each batch is complete and its CRC matches. Records are not decoded, because the
   leader has checked them.
 
-This module contains pure functions over bytes. log.py stores the accepted batches, and
-writes the epochs first.
+This module contains pure functions over bytes. follower.py stores the accepted batches,
+and writes the epochs first.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ class Continuation:
     """Batches that continue a log."""
 
     #: The batches, an array of layout.BATCH_FACTS. Positions are relative to the data.
-
     facts: layout.Facts
     #: The leader epochs that begin in the batches.
     epochs: list[epochs.Entry]

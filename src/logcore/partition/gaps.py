@@ -34,7 +34,6 @@ class Noted(NamedTuple):
     """The stored metadata about the gaps of a log."""
 
     #: No offset at or above it is in a gap. NEVER if it is not stored.
-
     dense_from: int
     #: Whether the seals describe the present files.
     has_seals: bool

@@ -34,7 +34,6 @@ class Hooks(NamedTuple):
     """The functions of a log that its GroupCommit calls."""
 
     #: Returns (bytes, log end offset) written so far.
-
     written: Callable[[], tuple[int, int]]
     #: Syncs all written data.
     sync: Callable[[], None]

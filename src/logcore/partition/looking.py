@@ -185,8 +185,8 @@ class FileLook:
         `has_same_names`: no name in the directory has changed since the last refresh.
         """
         self._state.log_start = self._noted_start()
-        # Segments below the start are being deleted. Some may already be deleted, so that
-        # there are gaps between the remaining ones.
+        # Segments below the start are being deleted. Some may already be deleted, which
+        # leaves gaps between the remaining ones.
         self._state.segments = self._state.segments[max(0, slot_of(self._state.segments, self._state.log_start)) :]
         if not self._state.segments:
             self._state.end = self._state.log_start
@@ -221,9 +221,8 @@ class FileLook:
             low = max(low, last.base_offset)
             if limit < self._state.end:
                 # Records below the recovery point are durable. The file may contain a
-                # lower
-                # offset: closing a log deletes the file without a sync, so a power cut
-                # may restore the last synced version.
+                # lower offset: closing a log deletes the file without a sync, so a
+                # power cut may restore the last synced version.
                 limit = max(limit, self.noted(checkpoint.RECOVERY_POINT))
         self.is_end_noted = limit >= low
         self._show(max(low, min(self._state.end, limit)))

@@ -37,7 +37,6 @@ class Noted(NamedTuple):
     """The metadata of one partition. An offset is 0 if it is not stored."""
 
     #: The log directory whose checkpoints contain the next four offsets.
-
     directory: str
     #: The first offset of the log.
     log_start: int

@@ -85,7 +85,6 @@ class Opened(NamedTuple):
     """A log after opening."""
 
     #: Oldest first. The last segment is the active one.
-
     segments: list[Segment]
     active: ActiveSegment
     files: SegmentFiles

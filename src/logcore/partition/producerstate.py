@@ -16,7 +16,7 @@ Rules (storage format sections 5.1 to 5.5):
   before other records get their offsets.
 
 All functions are called with the log's lock held. This module checks no sequence
-numbers (producers.py does) and writes no segments (log.py does).
+numbers (producers.py does) and writes no segments (writer.py does).
 """
 
 from __future__ import annotations

@@ -70,7 +70,6 @@ class TailFacts(NamedTuple):
     """The state of the active segment after its last valid batch."""
 
     #: The position of the first invalid byte, or None if all batches are valid.
-
     bad_position: int | None
     #: All bytes below this position were durable.
     recovery_position: int
@@ -320,8 +319,8 @@ def note_failed_sync(fs: FS, directory: str) -> None:
     """Create a file that warns the next opening about a failed sync.
 
     The page cache may then differ from the disk. Creating the file is best effort,
-    because the disk is failing. The file is not synced: it only
-    matters as long as the page cache exists.
+    because the disk is failing. The file is not synced: it only matters as long as the
+    page cache exists.
     """
     with contextlib.suppress(LogcoreError, OSError):
         fs.close(fs.open(os.path.join(directory, FAILED_SYNC), write=True, create=True))
@@ -381,8 +380,7 @@ def check_sealed(
 
     Raises:
         CorruptLogError: there is damage, unless keeps_damage=True. A crash cannot
-        damage
-            data before a later segment.
+            damage data before a later segment.
     """
     damaged: list[Damage] = []
     for segment, following in itertools.pairwise(segments):
@@ -435,7 +433,6 @@ class SwapFacts(NamedTuple):
     """A `<base>.log.swap` file, which replaces segments from its base to its end."""
 
     #: Whether all of its batches are valid.
-
     is_whole: bool
     #: Whether some of its files are still named .cleaned: the renames did not finish.
     was_begun: bool

@@ -185,7 +185,6 @@ class Stretch(NamedTuple):
     """The range [start, end) of a log, as a list of segments in order."""
 
     #: The segments of the log from `start` on.
-
     segments: Sequence[Segment]
     start: int
     end: int

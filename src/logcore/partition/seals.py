@@ -56,7 +56,6 @@ class Seal:
     """Content of a `.seal` file."""
 
     #: Size of the .log file.
-
     size_bytes: int
     #: Modification time of the .log file, in milliseconds of the wall clock.
     modified_ms: int
@@ -226,7 +225,6 @@ class SegmentContext:
     """The facts about a segment that its log provides."""
 
     #: The base offset of the next segment; None for the last segment.
-
     next_base: int | None
     #: The offset from which a gap is a loss.
     dense_from: int

@@ -6,8 +6,8 @@ has caught up with the partition:
     the lock record shows     this process
     no change                 continues
     a larger end              reads the batch headers that others appended
-    another structure         reopens the partition, and trusts it up to the recorded
-    end busy, or no valid record  recovers the partition: the previous holder crashed
+    another structure         reopens the partition, trusting it up to the recorded end
+    busy, or no valid record  recovers the partition: the previous holder crashed
     deleted, or a failed sync refuses writes
 
 Rules:
@@ -128,7 +128,8 @@ class SharedLock:
 
         Raises:
             LogLockedError: another process has held the write lock for too long.
-            StorageReadError, CorruptLogError, StorageWriteError: catching up failed.
+            StorageReadError, CorruptLogError and others of open_partition(): the state
+                could not be brought up to date.
         """
         # Threads first, then processes, because record locks do not exclude threads.
         if not self._mutex.acquire(blocking):
@@ -356,7 +357,7 @@ class SharedLock:
         """Load the changes of other processes. The caller holds the write lock.
 
         Raises:
-            StorageReadError, CorruptLogError, StorageWriteError: as when opening a log.
+            StorageReadError, CorruptLogError and others of open_partition().
         """
         writer = self._writer
         assert writer is not None, "the log is open"
@@ -429,7 +430,7 @@ class SharedLock:
                 writer.commit.poison(StorageWriteError("a sync failed in another process", path=self._path))
                 return False
             if end > synced.durable_end:
-                # If the write fails, others see the end when it moves next.
+                # If the write fails, others read the new end after the next sync.
                 with contextlib.suppress(DiskFullError, StorageWriteError):
                     self._turn.note_synced(attrs.evolve(synced, durable_end=end))
                     writer.show_elsewhere(end)

@@ -71,7 +71,6 @@ class Note(NamedTuple):
 
     #: Changes whenever files were replaced, so that other processes reopen the
     #: partition.
-
     structure: int
     #: The log end offset.
     end: int
@@ -90,7 +89,6 @@ class Synced:
     """The durable end of a partition, shared by its processes."""
 
     #: Every record below this offset is covered by a completed fsync.
-
     durable_end: int
     #: How often the log was truncated or recovered.
     cuts: int

@@ -374,7 +374,7 @@ class Writer(Appender):
         Raises:
             DurabilityUnknownError: the sync failed.
             StorageReadError, StorageWriteError, DiskFullError, LogLockedError: the lock
-                record of a shared log could not be used.
+                record of a shared log could not be read or written.
         """
         try:
             with self.state.lock:
@@ -454,8 +454,8 @@ class Writer(Appender):
                 self.claim.fail()
             # A LogDir that closes all its logs collects their recovery points and
             # writes them together. In a shared log, the point is written while the
-            # write lock is
-            # held: later, another process may have truncated the log below it.
+            # write lock is held: later, another process may have truncated the log
+            # below it.
             if self.sharing is not None or not self.claim.hand_over(self.key, self.commit.durable_end):
                 self.save_recovery_point_locked()
             if self.is_replicated:
