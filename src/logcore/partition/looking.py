@@ -10,7 +10,7 @@ Rules:
   Reading there then raises an error, instead of reaching the end of the log.
 
 Callers hold the locks that state.py names. A writable log also creates a FileLook, but
-never uses it.
+never refreshes it.
 """
 
 from __future__ import annotations

@@ -104,7 +104,8 @@ class Opened(NamedTuple):
     #: Base offsets below the log start of which an interrupted deletion left files.
     left_below: list[int]
     report: recovery.RecoveryReport
-    #: The damage after which no valid batch follows, so that appends are impossible.
+    #: The damage after which no valid batch follows, so that appends are impossible;
+    #: else None.
     lost: recovery.Damage | None
 
     @property

@@ -4,7 +4,7 @@ Rules:
 - A Stretch is fixed when it is created: its segments and its end do not change, so
   every read ends.
 - Runs of plain batches are decoded together, and each other batch alone. The CRC of
-  every batch is checked.
+  every decoded batch is checked.
 - All records in the range are delivered, or an error is raised. Unreadable data never
   ends a read silently.
 - Control batches advance the offset. They are never delivered as records.

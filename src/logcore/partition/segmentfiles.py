@@ -5,9 +5,9 @@ Rules:
   of them are valid. recovery.py reads these names, and docs/crashes.md describes each
   case.
 - Files that are removed from the log get the suffix .deleted at once. They are deleted
-  after readers in other processes had time to open them, or when the log is closed.
-  Files that remain after a crash are deleted by the next opening. Until then, they may
-  be needed to fill a gap (inspect/salvage.py).
+  after readers in other processes had time to open them, and at the latest when the log
+  is closed. Files that remain after a crash are deleted by the next opening. Until
+  then, they may be needed to fill a gap (inspect/salvage.py).
 - The .log file is renamed first, both out of the log and into it. Indexes without it
   have no meaning, and the next opening deletes them.
 

@@ -6,7 +6,8 @@ Rules:
 - Readers acquire no lock. `segments` is replaced as a whole. A reader that needs
   segments up to a bound reads `segments`, then the bound, and then checks that
   `segments` is still the same list (LogReader._bounded).
-- `visible` decreases only in a truncation, which is added to `cuts`.
+- `visible` decreases only in a truncation. If this process writes the log, every
+  truncation is added to `cuts`.
 
 This module decides nothing.
 """

@@ -69,7 +69,7 @@ _LOOKS: Final = 100
 class Note(NamedTuple):
     """The lock record: the state of the partition that the last holder left."""
 
-    #: Changes whenever files were replaced, so that other processes reopen the
+    #: Changes with anything except the end, so that other processes reopen the
     #: partition.
     structure: int
     #: The log end offset.
