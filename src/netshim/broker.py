@@ -1,7 +1,8 @@
-"""A broker without sockets, threads or a clock: frames in, responses out, work to be done in time.
+"""A broker without sockets, threads or a clock: it maps request frames to responses.
 
-Who hosts it (server.py, or a test) gives it the time with each call, runs what it submits, and calls tick() when
-next_ms says so. So the same broker runs on a network, or in one test on a simulated disk and clock.
+The host (server.py, or a test) passes the time with each call, runs submitted work, and
+calls tick() at next_ms. So the same broker runs on a network, or in a test on a
+simulated disk and clock.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ from netshim.wire import codes
 _log = logging.getLogger("netshim")
 
 Piece = wire.Buffer
-#: What waits for records or for other members, and not for work of the broker.
+#: APIs whose requests wait for records or for other members, and not for work of the
+#: broker.
 _PARKED: Final = frozenset(api.key for api in (wire.FETCH, wire.JOIN_GROUP, wire.SYNC_GROUP))
-#: APIs that tell what others have changed. A client that sends one behind a change wants to know what that has led to:
-#: librdkafka asks for committed offsets right behind commits, on one connection.
+#: APIs that report state which other requests change. A client that sends one after a
+#: change expects to see the result: librdkafka requests committed offsets immediately
+#: after commits, on the same connection.
 _TELLING: Final = frozenset(
     api.key
     for api in (
@@ -49,7 +52,8 @@ _TELLING: Final = frozenset(
         wire.DESCRIBE_TOPIC_PARTITIONS,
     )
 )
-#: APIs of which each refusal is worth a line: what changes something, and what a client needs to go on.
+#: APIs whose refusals are logged: those that change state, and those that a client
+#: cannot do without.
 _NOTED: Final = frozenset(
     api.key
     for api in (
@@ -75,13 +79,15 @@ _NOTED: Final = frozenset(
         wire.OFFSET_DELETE,
     )
 )
-#: A request with more entries than this is refused where too many are worked on in pieces. Others are done whole then.
+#: A request with more entries than this is refused if too many requests are being
+#: processed in chunks. Smaller requests are then processed without chunks.
 _LARGE_ENTRIES: Final = 10_000
-#: What Python takes for an entry of a request.
+#: Approximate bytes of Python objects for one entry of a request.
 _ENTRY_BYTES: Final = 300
-#: The turns of encoding large answers: one at a time, so that the other threads are free for the disk.
+#: Key of in_turn() for encoding large responses: one at a time, so that the other
+#: threads are free for disk I/O.
 _LARGE_ANSWERS: Final = "large answers"
-#: What a client wants that asks for an API that is not served.
+#: The feature that a client needs when it sends a request of an API that is not served.
 _FEATURES: Final = {
     wire.SASL_HANDSHAKE.key: "authentication and TLS",
     wire.SASL_AUTHENTICATE.key: "authentication and TLS",
@@ -92,22 +98,28 @@ _FEATURES: Final = {
 
 
 def tells(frame: memoryview) -> bool:
-    """Whether a request tells what others have changed; for Connection."""
+    """Return whether a request reports state that others change. Connection calls this."""
     return int.from_bytes(frame[:2], "big") in _TELLING
 
 
 def _sendable(told: Any) -> Any:
-    """What was encoded beside the loop. Where that failed, the connection ends: its client would wait for ever."""
+    """Return a response that was encoded outside the event loop.
+
+    If encoding failed, return CloseConnection: without it, the client would wait
+    indefinitely.
+    """
     if isinstance(told, Exception) and not isinstance(told, CloseConnection):
         return CloseConnection(f"an answer could not be encoded: {told!r}")
     return told
 
 
 class Broker:
-    """One broker over a LogDir that is open for writing. submit(work, done): runs work where it may wait for the disk,
-    then, in the broker's thread, tells state.hear() the time and calls done(result or exception). new_id: gives the
-    part of a member id that no other has. later(action): calls action in another turn of the loop; by default through
-    submit.
+    """One broker over a LogDir that is open for writing.
+
+    `submit(work, done)` runs work that may block on the disk. Then, in
+    the broker's thread, it passes the time to state.hear() and calls done(result or
+    exception). `new_id` returns the unique part of a new member id. `later(action)`
+    calls an action in another iteration of the event loop; the default uses `submit`.
     """
 
     def __init__(
@@ -119,7 +131,8 @@ class Broker:
         later: Later | None = None,
     ) -> None:
         self.state = State(logdir, settings, submit, later)
-        self.last_asked = "none"  # the API of the latest request; the host tells who held the loop
+        # the API of the latest request, for the host's report of a slow iteration
+        self.last_asked = "none"
         if logdir.is_shared:
             self.state.groups = GroupsBesideOthers(self.state)
             self.state.transactions = TransactionsBesideOthers(self.state)
@@ -131,10 +144,14 @@ class Broker:
             self.state.transactions = TransactionHost(self.state)
 
     def handle(self, session: Session, frame: memoryview, now_ms: int) -> list[Piece] | Answer | None:
-        """The response to one frame, None when it has none, or the Answer that will hold one of these.
+        """Return the response to one frame, or the Answer that will hold it.
 
-        Raises CloseConnection.
+        The response is None if the API has none.
+
+        Raises:
+            CloseConnection: the frame is no valid request, or its API is not served.
         """
+        # Step 1: decode the request, and refuse APIs and versions that are not served.
         try:
             header = wire.decode_header(frame)
             api = wire.APIS[header.api_key]
@@ -152,6 +169,7 @@ class Broker:
             raise CloseConnection(str(error)) from error
         if entries > _LARGE_ENTRIES and self.state.pieces.is_full:
             raise CloseConnection(f"{api.name} of {entries} entries, where many large requests are in work already")
+        # Step 2: call the handler. Its exceptions become an error response.
         self.last_asked = api.name
         call = Call(session, header.api_key, version, header.client_id, now_ms)
         try:
@@ -161,7 +179,8 @@ class Broker:
         except Exception as error:
             response = error
         if isinstance(response, Answer):
-            # A request that has to wait first is not in pieces yet; a later one would overtake the pieces.
+            # Step 3: encode the response, when it is available. A request that waits is
+            # not processed in chunks yet; a later request would overtake its chunks.
             is_large = response.is_in_pieces or entries > waiting.PIECE
             encoded = Answer(is_parked=api.key in _PARKED, is_in_pieces=is_large)
             encoded.held_bytes = len(frame) + entries * _ENTRY_BYTES
@@ -170,7 +189,9 @@ class Broker:
 
             def ready(value: object) -> None:
                 tell = partial(self._told, call, api, header.correlation_id, value)
-                if is_large:  # 10,000 new topics with their configs would hold the loop for 0.5 s
+                # 10,000 new topics with their configs would block the event loop for
+                # 0.5 s
+                if is_large:
                     self.state.in_turn(_LARGE_ANSWERS, tell, lambda told: encoded.set(_sendable(told)))
                 else:
                     encoded.set(tell())
@@ -196,7 +217,9 @@ class Broker:
         )
 
     def _say_unknown(self, frame: memoryview, peer: str, now_ms: int) -> None:
-        """Says what a client is after that asks for an API of which not even the messages are known here."""
+        """Log a request whose API is not even in the protocol tables, with the feature
+        it needs.
+        """
         key = int.from_bytes(frame[:2], "big")
         if key in wire.APIS or key not in _FEATURES:
             return
@@ -210,14 +233,19 @@ class Broker:
         )
 
     def _note(self, call: Call, api: wire.Api[Any, Any], response: object) -> None:
-        """Logs what was refused. Fetch and Produce say so themselves: they are asked most, and say more."""
+        """Log refusals in a response.
+
+        Fetch and Produce log their own refusals: they are the most frequent requests,
+        and their lines contain more details.
+        """
         if api.key in _NOTED and not isinstance(response, Exception):
             for code, message in errors_in(response):
                 self.state.journal.refused(call, api.name, code, message)
 
     def _told(self, call: Call, api: wire.Api[Any, Any], correlation_id: int, response: object) -> Any:
-        """What leaves for a response or an error of ours: frames, or, as they are, None and an error that ends the
-        connection. Logs what was refused. May be called in any thread.
+        """Return the encoded frames of a response or of an exception, and log refusals.
+
+        None and CloseConnection are returned unchanged. Any thread may call this.
         """
         if response is None or isinstance(response, CloseConnection):
             return response
@@ -225,7 +253,11 @@ class Broker:
         return self._encode(api, call.version, correlation_id, response)
 
     def _encode(self, api: wire.Api[Any, Any], version: int, correlation_id: int, response: object) -> list[Piece]:
-        """A response as frames; for an error of ours, or a response that cannot be encoded, the API's error form."""
+        """Encode a response as frames.
+
+        For an exception of the handler, or a response that cannot be encoded, encode
+        the error form of the API.
+        """
         try:
             if not isinstance(response, Exception):
                 return wire.encode_response(api, version, correlation_id, response)
@@ -239,11 +271,15 @@ class Broker:
 
     @property
     def next_ms(self) -> int | None:
-        """When tick() is to be called next at the latest."""
+        """Return the latest time for the next call of tick()."""
         return self.state.timers.next_ms
 
     def tick(self, now_ms: int) -> None:
-        """Does what is due: answers those who have waited long enough, ends sessions, notices appends by others."""
+        """Run the work that is due.
+
+        This answers requests whose wait is over, expires sessions, and wakes fetches
+        after appends by other processes.
+        """
         self.state.hear(now_ms)
         self.state.transactions.begin(now_ms)
         self.state.timers.run(now_ms)
@@ -252,7 +288,10 @@ class Broker:
         self.state.follow(now_ms)
 
     def stop(self, now_ms: int) -> None:
-        """Answers everything that waits, so that connections can be drained; nothing is to be handled afterwards."""
+        """Answer every waiting request, so that connections can be drained.
+
+        Call handle() no more afterwards.
+        """
         self.state.is_stopping = True
         self.state.fetches.wake(self.state.fetches.waited_for(), now_ms)
         self.state.groups.stop(now_ms)

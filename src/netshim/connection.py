@@ -1,18 +1,28 @@
-"""One client's connection without its socket: bytes in, requests out; responses in, bytes out, in order.
+"""One client's connection without its socket: bytes to requests, and responses to
+bytes.
 
 Rules (wire protocol section 2; limits: docs/netshim.md, Settings):
-- Responses leave in the order of their requests, whichever is ready first.
-- Requests are worked on at once, whatever came before, but for those that tell what earlier ones change: such a one
-  waits until they are answered. It does not wait for those that are parked, which change nothing until they are.
-- Behind a request that is worked on in pieces each waits, for that one has not begun all its changes.
-- A frame is 4 bytes of size and as many bytes. A size below 0 or above the limit ends the connection without an answer.
-- The buffer grows with the bytes that came, never with the size that was announced.
-- Room for large frames is shared. Who waits for it is not called slow; who is slow gives it up to those who wait.
-- Reading pauses while too many requests or too many response bytes are outstanding, and resumes afterwards.
-- The requests of all connections that are in work have a limit of their own, and what they hold counts as room for
-  frames. Connections above it take turns.
+- Responses are sent in the order of their requests, even if a later one is ready first.
+- A request starts immediately, even while earlier requests are in progress. The
+  exception is a request that reports state which earlier requests change: it waits
+  until they are answered. It does not wait for parked requests, because a parked
+  request changes nothing.
+- After a request that is processed in chunks, every later request waits, because the
+  first one has not started all its changes.
+- A frame is a size of 4 bytes and then as many bytes. A size below 1 or above the limit
+  closes the connection without a response.
+- The buffer grows with the bytes that were received, never with the size that the
+  client announced.
+- All connections share the memory for large frames. A connection that waits for memory
+  does not count as slow. A slow connection is closed if others wait for its memory.
+- Reading pauses while too many requests or too many response bytes are outstanding, and
+  resumes afterwards.
+- The number of requests in progress on all connections has a separate limit, and the
+  memory of these requests counts as memory for frames. Connections above the limit
+  alternate.
 
-This module decodes no request and owns no socket: it is given a function that answers frames.
+This module decodes no request and owns no socket: its caller supplies a function that
+answers frames.
 """
 
 from __future__ import annotations
@@ -26,26 +36,26 @@ from netshim.settings import Settings
 from netshim.waiting import Answer, CloseConnection
 
 Piece = bytes | bytearray | memoryview
-#: What a handler of frames gives: the pieces of a response, None for no response, or an Answer that will hold one of
-#: these, or CloseConnection.
+#: Result of a frame handler: the pieces of a response, None for no response, or an
+#: Answer. The Answer will hold pieces, None or a CloseConnection.
 Reply = list[Piece] | Answer | None
 Handle = Callable[[memoryview, int], Reply]
 
 _SMALL_BYTES: Final = 64 << 10
-#: Pieces below this are joined, which costs less than a system call each.
+#: Pieces smaller than this are joined, which costs less than a system call for each.
 _SMALL_PIECE_BYTES: Final = 16 << 10
-#: Given to the network at once.
+#: Maximum number of bytes for one send.
 _SEND_BYTES: Final = 1 << 20
-#: A frame that is not complete must grow by this much in each request timeout.
+#: An incomplete frame must grow by this number of bytes per request timeout.
 _LEAST_RATE_BYTES: Final = 1_024 * 30
 
 
 def _do_nothing() -> None:
-    """Called by a closed connection instead of its host."""
+    """Replace the `ready` callback of a closed connection."""
 
 
 def _answer_nothing(frame: memoryview, now_ms: int) -> Reply:
-    """The handler of frames of a closed connection."""
+    """Replace the frame handler of a closed connection."""
     return None
 
 
@@ -54,7 +64,7 @@ def _tells_nothing(frame: memoryview) -> bool:
 
 
 def _refusal(start: bytes, size: int, limit: int) -> str:
-    """Why a connection ends whose bytes begin no frame, in the words of who has to change something."""
+    """Return why the bytes start no frame, with advice for the operator of the client."""
     if start[:2] == b"\x16\x03":
         return "the client speaks TLS, which is not served here; clients need security.protocol=PLAINTEXT"
     if start in (b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"PRI "):
@@ -65,22 +75,27 @@ def _refusal(start: bytes, size: int, limit: int) -> str:
 class Budget:
     """Bytes that all connections together may hold beyond their small buffers.
 
-    Requests in work hold memory too, see keep(). What they hold is not to be had by ending a connection.
+    Requests in progress hold memory too, see keep(). Closing a connection does not free
+    that memory.
 
-    A connection that finds none left waits in line, and reads nothing meanwhile. While one waits, requests that come
-    too slowly are given up: relieve() says which. Else a few clients that send a little now and then would keep all of
-    it.
+    A connection that gets no memory is queued and reads nothing until it is first and
+    there is room. While one waits, relieve() selects requests that arrive too slowly,
+    and their connections are closed. Otherwise, a few clients that send a little now
+    and then would hold all of the memory.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
-        self.kept_bytes = 0  # of them, held by requests in work
+        self.kept_bytes = 0  # the part of used_bytes that requests in progress hold
         self._holders: dict[Connection, int] = {}
-        self._waiting: dict[Connection, int] = {}  # who waits for how many bytes more, first come first
-        self._waited_for: tuple[Connection, int] | None = None  # the first of them, and since when it is the first
+        # the number of bytes that each connection waits for, in FIFO order
+        self._waiting: dict[Connection, int] = {}
+        # the first of _waiting, and the time since when it has been first
+        self._waited_for: tuple[Connection, int] | None = None
 
     def take(self, holder: Connection, size: int) -> bool:
+        # A connection that is not first must wait, even if there is room.
         is_first = holder is next(iter(self._waiting), holder)
         if not is_first or self.used_bytes + size > self.limit_bytes:
             self._waiting[holder] = size
@@ -98,8 +113,10 @@ class Budget:
         self._call_first()
 
     def keep(self, size: int) -> None:
-        """A request is in work that holds so many bytes. It has come already, so there is no limit here: reading, and
-        taking other requests, waits until there is room again.
+        """Count the memory of a request in progress.
+
+        The request has been received already, so this has no limit. Reads and further
+        requests wait until there is room again.
         """
         self.kept_bytes += size
         self.used_bytes += size
@@ -122,10 +139,13 @@ class Budget:
             first.wake()
 
     def relieve(self, now_ms: int, timeout_ms: int) -> dict[Connection, str]:
-        """Whose requests are to be given up for the first who waits, and why. To be called now and then.
+        """Return the connections to close for the first one that waits, with the
+        reasons.
 
-        First those that at their pace would take longer than timeout_ms, the slowest first. When the first has waited
-        for a quarter of timeout_ms and there are none of these, the slowest of all.
+        The caller calls this periodically. Connections whose frame would take longer
+        than timeout_ms at its current rate are closed, the slowest first. If there are
+        none and the first has waited for a quarter of timeout_ms, the slowest of all is
+        closed.
         """
         first = next(iter(self._waiting), None)
         if first is None:
@@ -137,7 +157,7 @@ class Budget:
         if self._holders.get(first, 0) + wanted > self.limit_bytes:
             return {first: f"a request larger than the {self.limit_bytes} bytes for requests of all connections"}
         if self.kept_bytes + self._holders.get(first, 0) + wanted > self.limit_bytes:
-            return {}  # it waits for our work, and not for slow clients
+            return {}  # it waits for requests in progress, not for slow clients
         missing = self.used_bytes + wanted - self.limit_bytes
         ended: dict[Connection, str] = {}
         those = {*self._holders, first}
@@ -152,26 +172,32 @@ class Budget:
 
 
 class Workload:
-    """Requests of all connections that are in work: taken, not answered, and not parked. budget: of their memory.
+    """Limits the requests in progress on all connections.
 
-    A connection that finds no room stands in line, and takes no request until it is the first and there is room. Then
-    it takes one and stands in line again, so that a busy connection does not keep others waiting.
+    A request is in progress from its start until its response, except while it is
+    parked. `budget` counts the memory of these requests.
+
+    A connection that exceeds the limit is queued, and starts no request until it is
+    first and there is room. Then it starts one request and is queued again, so that a
+    busy connection does not keep others waiting.
     """
 
     def __init__(self, limit: int, budget: Budget) -> None:
         self.limit = limit
         self._budget = budget
         self.count = 0
-        self._line: dict[Connection, None] = {}  # first come first
+        self._line: dict[Connection, None] = {}  # in FIFO order
 
     def has_room(self, holder: Connection) -> bool:
-        """Whether holder may take a request now; else it is woken when it may."""
+        """Return whether `holder` may start a request now. If not, it is woken when it
+        may.
+        """
         is_first = holder is next(iter(self._line), holder)
         if not is_first or self.count >= self.limit or self._budget.kept_bytes >= self._budget.limit_bytes:
             self._line[holder] = None
             return False
         self._line.pop(holder, None)
-        self._call_first(self.limit - 1)  # with the room that this request leaves
+        self._call_first(self.limit - 1)  # the room that is left after this request
         return True
 
     def is_in_line(self, holder: Connection) -> bool:
@@ -183,7 +209,7 @@ class Workload:
             self._call_first(self.limit)
 
     def begin(self, size: int) -> None:
-        """size: bytes that the request holds."""
+        """Count a request that starts and holds `size` bytes."""
         self.count += 1
         self._budget.keep(size)
 
@@ -199,8 +225,10 @@ class Workload:
 
 
 class Connection:
-    """State of one connection. ready: called when there may be something to take() or reading may go on. tells: whether
-    the request in a frame tells what others change.
+    """State of one connection.
+
+    `ready` is called when take() may have bytes or reading may resume. `tells` returns
+    whether the request in a frame reports state that other requests change.
     """
 
     def __init__(
@@ -221,42 +249,53 @@ class Connection:
         self._ready = ready
         self._buffer = bytearray(_SMALL_BYTES)
         self._view = memoryview(self._buffer)
-        self._start = self._end = 0  # the bytes not yet used are buffer[start:end]
+        # buffer[start:end] holds the received bytes that are not processed
+        self._start = self._end = 0
         self._slots: deque[list[Piece] | Answer] = deque()
         self._outgoing: deque[Piece] = deque()
-        self.unsent_bytes = 0  # of responses that are ready
+        self.unsent_bytes = 0  # bytes of complete responses
         self._draining = self._is_closed = False
-        self._is_behind = False  # the next request waits for the answers of earlier ones
-        self.is_waiting = False  # there are requests that were not taken because of a limit
-        self.active_ms = now_ms  # when the last byte came or a response left
-        self._frame_since_ms: int | None = None  # since when a frame has been incomplete
+        # the next request waits until earlier ones are answered
+        self._is_behind = False
+        self.is_waiting = False  # a limit has delayed received requests
+        # when the last byte was received or a response was sent
+        self.active_ms = now_ms
+        # since when the current frame has been incomplete
+        self._frame_since_ms: int | None = None
         self._frame_bytes = 0
-        self._began_ms: int | None = None  # as _frame_since_ms, but not moved on by overdue()
-        self._waited_ms = 0  # of the time since, how long it could not be read
+        # like _frame_since_ms, but overdue() does not move it
+        self._began_ms: int | None = None
+        # the part of the time since _began_ms during which reading was paused
+        self._waited_ms = 0
         self._was_waiting = False
         self._given_up: str | None = None
 
     # -- in ------------------------------------------------------------------------------------------------------
 
     def get_buffer(self) -> memoryview:
-        """Room for what comes next; valid until the next call of received()."""
+        """Return the free part of the buffer; it is valid until the next call of
+        received().
+        """
         if self._end == len(self._buffer):
             self._make_room()
         return self._view[self._end :]
 
     def has_room(self) -> bool:
-        """Whether get_buffer() has any room; False while all connections together hold too much."""
+        """Return whether get_buffer() has room.
+
+        It has none while all connections together hold too much memory.
+        """
         has_room = len(self.get_buffer()) > 0
         if has_room:
             self._budget.wait_no_more(self)
         return has_room
 
     def wake(self) -> None:
-        """Called when there is room again."""
+        """Notify the host that there is room again."""
         self._ready()
 
     def left_ms(self, now_ms: int) -> int:
-        """How long the rest of an incomplete frame will take if it goes on coming as it came until now."""
+        """Estimate the time until the current frame is complete, at the rate so far."""
         came = self._end - self._start
         if self._began_ms is None or came < 4:
             return 0
@@ -267,11 +306,15 @@ class Connection:
         return max(0, size - came) * max(0, until_ms - self._began_ms - self._waited_ms) // came
 
     def give_up(self, reason: str) -> None:
-        """Has overdue() say so."""
+        """Make overdue() return this reason."""
         self._given_up = reason
 
     def received(self, size: int, now_ms: int) -> None:
-        """Takes in size bytes of the buffer and answers the frames that are complete. Raises CloseConnection."""
+        """Add `size` received bytes of the buffer, and answer the complete frames.
+
+        Raises:
+            CloseConnection: the bytes are no frame, or the handler refused the request.
+        """
         self._end += size
         if self._was_waiting:
             self._was_waiting = False
@@ -280,12 +323,17 @@ class Connection:
         self.process(now_ms)
 
     def process(self, now_ms: int) -> None:
-        """Answers complete frames as far as the limits allow. Raises CloseConnection."""
+        """Answer complete frames within the limits.
+
+        Raises:
+            CloseConnection: the bytes are no frame, or the handler refused the request.
+        """
         view = self._view
         limit = self._settings.max_request_bytes
         handle = self._handle
         before = self._start
         self._is_behind = False
+        # Step 1: handle frames until one is incomplete or a limit is reached.
         while self._end - self._start >= 4 and not self._is_at_limit:
             start = self._start
             size = int.from_bytes(view[start : start + 4], "big", signed=True)
@@ -308,9 +356,13 @@ class Connection:
                     self._await(reply)
             else:
                 self._put(reply)
+        # Step 2: leave the queue if this connection could not use its place.
         if self._is_at_limit:
-            self._workload.leave_line(self)  # others behind it may go on meanwhile
+            # connections after this one may use the room
+            self._workload.leave_line(self)
         self.is_waiting = self._end - self._start >= 4 and self.is_full
+        # Step 3: shrink an empty buffer, or start the clock of the next incomplete
+        # frame.
         if self._start == self._end:
             self._start = self._end = 0
             self._frame_since_ms = self._began_ms = None
@@ -323,7 +375,9 @@ class Connection:
             self._waited_ms = 0
 
     def _make_room(self) -> None:
-        """Moves what is left to the front, into a larger buffer if it fills this one."""
+        """Move the remaining bytes to the front, or to a larger buffer if there are too
+        many.
+        """
         used = self._end - self._start
         if self._start > len(self._buffer) // 2 or (self._start and used + _SMALL_BYTES <= len(self._buffer)):
             self._buffer[:used] = self._buffer[self._start : self._end]
@@ -349,12 +403,14 @@ class Connection:
 
     @property
     def is_full(self) -> bool:
-        """Whether no further request is to be taken before some are answered and read."""
+        """Return whether no further request may start until responses are sent or there
+        is room.
+        """
         return self._is_at_limit or self._workload.is_in_line(self)
 
     @property
     def _is_at_limit(self) -> bool:
-        """The same by the limits of this connection alone."""
+        """Return whether a limit of this connection alone is reached."""
         return (
             self._draining
             or (self._is_behind and self._is_changing())
@@ -364,22 +420,27 @@ class Connection:
         )
 
     def _is_in_pieces(self) -> bool:
-        """Whether the last request that was taken is worked on in pieces."""
+        """Return whether the latest request is being processed in chunks."""
         if not self._slots:
             return False
         last = self._slots[-1]
         return isinstance(last, Answer) and last.is_in_pieces and not last.is_set
 
     def _is_changing(self) -> bool:
-        """Whether an earlier request is still worked on."""
+        """Return whether an earlier request is in progress."""
         return any(isinstance(slot, Answer) and not slot.is_set and not slot.is_parked for slot in self._slots)
 
     def overdue(self, now_ms: int) -> str | None:
-        """Why the connection should be ended now, None if it should not: slow frames, no traffic, others that wait."""
+        """Return why the connection must be closed now, or None.
+
+        The reasons are a slow frame, no traffic, and other connections that wait for
+        memory.
+        """
         if self._given_up is not None:
             return self._given_up
         since = self._frame_since_ms
-        if since is not None and self._budget.is_waiting(self):  # it is not the client that is slow
+        # the delay is ours, not the client's
+        if since is not None and self._budget.is_waiting(self):
             self._frame_since_ms = now_ms
             self._frame_bytes = self._end - self._start
         elif since is not None and now_ms - since >= self._settings.request_timeout_ms and not self.is_full:
@@ -426,8 +487,10 @@ class Connection:
             self.unsent_bytes += len(piece)
 
     def take(self, max_bytes: int = _SEND_BYTES) -> Piece | None:
-        """The bytes to send next, at most max_bytes: a view of a large piece, or small ones joined; None after the
-        last.
+        """Return the next bytes to send, or None if there are none.
+
+        At most max_bytes are returned: a view of a large piece, or several small pieces
+        joined.
         """
         outgoing = self._outgoing
         if not outgoing:
@@ -448,16 +511,18 @@ class Connection:
         return piece
 
     def drain(self) -> None:
-        """Takes no further requests; those that were taken are still answered."""
+        """Start no further requests. Requests in progress are still answered."""
         self._draining = True
 
     @property
     def is_idle(self) -> bool:
-        """Whether every request that was taken has been answered."""
+        """Return whether every request that was started has been answered and sent."""
         return not self._slots and not self._outgoing
 
     def close(self) -> None:
-        """Gives back what it held, and lets go of its host, who may hold it."""
+        """Release the memory and the references to the host, which may refer to this
+        object.
+        """
         if self._is_closed:
             return
         self._is_closed = self._draining = True

@@ -1,11 +1,14 @@
-"""The broker's coordinator of consumer groups: carries out what logcore.coordination decides.
+"""Runs the broker's group coordinator: executes the effects of logcore.coordination.
 
 Rules:
-- Every effect is carried out here: replies call their waiters, records go to `__consumer_offsets`, timers to the state.
-- Effects are carried out in the order of their transitions, even if one effect causes the next transition.
-- The stored groups are read once, before any request is carried out.
+- Every effect is executed here: replies call their waiters, records are appended to
+  `__consumer_offsets`, and timers are set in the state.
+- Effects are executed in the order of their transitions, even if one effect causes the
+  next transition.
+- The stored groups are read once, before any request is executed.
 
-Not here: the transitions of a group (logcore.coordination), requests and codes (handlers/group.py).
+This module does not implement the transitions of a group (logcore.coordination does),
+and maps no requests and codes (handlers/group.py does).
 """
 
 from __future__ import annotations
@@ -70,11 +73,14 @@ def _new_id() -> str:
 
 
 def group_rules(settings: Settings, own: GroupSettings | None = None) -> Rules:
-    """The limits and delays of groups, from the broker's settings; own: those of single groups, where they are kept."""
+    """Return the limits and delays of groups from the broker's settings.
+
+    `own` contains the settings of single groups, if they are stored.
+    """
     more: dict[str, Any] = {}
     if own is not None:
         more["own_settings"] = own.of
-    # A third of the session at most, so that setting a short session is enough.
+    # At most a third of the session, so that setting a short session is sufficient.
     interval_ms = min(settings.group_consumer_heartbeat_interval_ms, settings.group_consumer_session_timeout_ms // 3)
     return Rules(
         min_session_timeout_ms=settings.min_session_timeout_ms,
@@ -91,7 +97,10 @@ def group_rules(settings: Settings, own: GroupSettings | None = None) -> Rules:
 
 
 def news_of(effect: Effect) -> tuple[str, str, tuple[object, ...]] | None:
-    """The log line for an event of a group: (kind, text, values); None for any other effect."""
+    """Return the log line for an event of a group as (kind, text, values), or None.
+
+    Other effects have no line.
+    """
     match effect:
         case GroupFormed() as formed:
             text = "group %s formed: generation %d, %d members, %s"
@@ -119,11 +128,15 @@ def news_of(effect: Effect) -> tuple[str, str, tuple[object, ...]] | None:
 
 
 def _unheard(_: GroupError | None) -> None:
-    """No request waits."""
+    """Ignore the result: no request waits for it."""
 
 
 class _Several:
-    """Calls done once it was told as often as another() was called, and once more: with the first error, or None."""
+    """Calls `done` once every callback of another(), and one additional told(), has
+    been called.
+
+    The argument is the first error, or None.
+    """
 
     def __init__(self, done: Failed) -> None:
         self._done = done
@@ -142,9 +155,10 @@ class _Several:
 
 
 class Groups:
-    """All groups of a broker. new_id: returns the unique part of a member id.
+    """All groups of a broker.
 
-    Call load() first: all other methods need it to have succeeded.
+    `new_id` returns the unique part of a member id. Call load() first: all other
+    methods require that it succeeded.
     """
 
     def __init__(self, state: State, new_id: Callable[[], str] = _new_id) -> None:
@@ -159,16 +173,19 @@ class Groups:
         )
         state.remembered.holders.append(self._coordinator.held_bytes)
         self._new_id = new_id
-        self._timers: dict[tuple[Group, Timeout], int] = {}  # tokens of the broker's timers
-        self._effects: deque[Effect] = deque()  # not carried out yet
+        self._timers: dict[tuple[Group, Timeout], int] = {}  # tokens of timers
+        self._effects: deque[Effect] = deque()  # effects to execute, in order
         self._is_acting = False
         self._is_loaded = False
-        self._loading: list[Failed] | None = None  # waiting callers of load(); None while it does not run
+        # waiting callers of load(); None while it does not run
+        self._loading: list[Failed] | None = None
 
     # -- effects
 
     def _act(self, effects: Iterable[Effect]) -> None:
-        """Carries out effects, after those that came before them."""
+        """Execute effects after the earlier ones. Nested calls only queue their
+        effects.
+        """
         self._effects.extend(effects)
         if self._is_acting:
             return
@@ -223,7 +240,10 @@ class Groups:
     def when_known(
         self, handle: Callable[[], T | Answer], refuse: Callable[[GroupError], T], now_ms: int
     ) -> T | Answer:
-        """The result of handle(), once the stored groups are known; refuse(error) if they cannot be read."""
+        """Call handle() once the stored groups are loaded, and return its result.
+
+        The result is refuse(error) if they cannot be read.
+        """
         if self._is_loaded:
             return handle()
         answer = Answer()
@@ -238,11 +258,11 @@ class Groups:
         return answer
 
     def in_pieces(self, steps: Steps[T]) -> T | Answer:
-        """As State.in_pieces(); for what when_known() calls."""
+        """Run State.in_pieces(), for functions that when_known() calls."""
         return self._state.in_pieces(steps)
 
     def load(self, now_ms: int, done: Failed) -> None:
-        """Reads the stored groups, once; done(None) once they are known, done(error) if they cannot be read."""
+        """Read the stored groups once. Call done(None), or done(error) if that failed."""
         self._state.hear(now_ms)
         if self._is_loaded:
             done(None)
@@ -256,8 +276,13 @@ class Groups:
                 self._have_loaded(None)
 
     def _read(self) -> None:
-        """Loads the records of the topic into the coordinator. Runs in another thread, because a million offsets would
-        block the loop for long; no other thread uses the coordinator meanwhile. Raises LogcoreError.
+        """Load the records of the topic into the coordinator.
+
+        This runs in another thread, because a million offsets would block the event
+        loop for long. No other thread uses the coordinator at that time.
+
+        Raises:
+            LogcoreError: the topic cannot be read.
         """
         found = self._topic.read()
         self._coordinator.take(found.groups, found.offsets, found.unstable, found.consumers)
@@ -284,7 +309,7 @@ class Groups:
         self._check_later(now_ms)
         self._act(self._coordinator.expire_offsets(self._state.logdir.trusted_ms(now_ms)))
 
-    # -- looking
+    # -- queries
 
     def get(self, group_id: str) -> Group | None:
         return self._coordinator.get(group_id)
@@ -293,24 +318,35 @@ class Groups:
         return self._coordinator.all()
 
     def create_topic(self) -> None:
-        """Creates `__consumer_offsets`, if it does not exist. Waits for the disk. Raises LogcoreError."""
+        """Create `__consumer_offsets` if it does not exist. This blocks on the disk.
+
+        Raises:
+            LogcoreError: the topic could not be created.
+        """
         self._topic.topic.create()
 
     # -- requests
 
     def join(self, request: Join, now_ms: int, done: Callable[[Result], None]) -> None:
-        """Calls done(Joined or JoinRefused). Here, as in the methods below, done may run before the method returns."""
+        """Add a member and call done(Joined or JoinRefused).
+
+        In this method and the following ones, `done` may be called before the method
+        returns.
+        """
         self._state.hear(now_ms)
         self._act(self._coordinator.join(request, done, now_ms))
 
     def sync(self, request: Sync, now_ms: int, done: Callable[[Result], None]) -> None:
-        """Calls done(Synced or GroupError)."""
+        """Store or await an assignment and call done(Synced or GroupError)."""
         self._state.hear(now_ms)
         self._act(self._coordinator.sync(request, done, now_ms))
 
     def beat(self, request: Beat, now_ms: int, done: Callable[[Result], None], *, may_lack_id: bool) -> None:
-        """A heartbeat of the consumer protocol: calls done(Beaten or BeatRefused). may_lack_id: a new member without an
-        id gets one of 22 characters, as in Kafka.
+        """Process a heartbeat of the consumer protocol and call done(Beaten or
+        BeatRefused).
+
+        With `may_lack_id`, a new member without an id gets one of 22 characters, as in
+        Kafka.
         """
         self._state.hear(now_ms)
         if may_lack_id and not request.member_id and request.member_epoch == 0:
@@ -333,7 +369,10 @@ class Groups:
         return results
 
     def commit(self, who: Committer, offsets: Mapping[OffsetKey, Committed], now_ms: int, done: Failed) -> None:
-        """Calls done(None) once the offsets are on disk and visible; done(error) if not, or if `who` may not commit."""
+        """Commit offsets. Call done(None) once they are durable and visible.
+
+        Call done(error) if that failed, or if the member may not commit.
+        """
         self._state.hear(now_ms)
         self._act(self._coordinator.commit_as(who, offsets, done, now_ms))
 
@@ -345,31 +384,37 @@ class Groups:
         now_ms: int,
         done: Failed,
     ) -> None:
-        """Like commit(), for offsets that take effect when the producer's transaction commits. producer: id, epoch."""
+        """Commit offsets that become valid when the producer's transaction commits.
+
+        `producer` is an id and an epoch. Otherwise, this is commit().
+        """
         self._state.hear(now_ms)
         self._act(self._coordinator.commit_in_transaction_as(who, producer, offsets, done))
 
     def transaction_ended(self, producer_id: int, number: int, *, commit: bool) -> None:
-        """The marker of this producer is in a partition of `__consumer_offsets`."""
+        """Apply the marker of a producer in a partition of `__consumer_offsets`."""
         topic = self._topic.topic
         self._coordinator.transaction_ended(
             producer_id, commit=commit, is_there=lambda group_id: topic.partition_of(group_id) == number
         )
 
     def delete_offsets(self, group_id: str, keys: Sequence[OffsetKey], now_ms: int, done: Failed) -> None:
-        """Deletes offsets of an existing group."""
+        """Delete offsets of an existing group."""
         self._state.hear(now_ms)
         group = self._coordinator.get(group_id)
         assert group is not None, group_id
         self._act(self._coordinator.delete_offsets(group, keys, done))
 
     def delete(self, group_id: str, now_ms: int, done: Failed) -> None:
-        """Deletes an empty group with its offsets."""
+        """Delete an empty group with its offsets."""
         self._state.hear(now_ms)
         self._act(self._coordinator.delete(group_id, done))
 
     def topics_deleted(self, names: set[str], now_ms: int, done: Failed = _unheard) -> None:
-        """Deletes the offsets committed for deleted topics: done(None) once that is on disk, or done(error)."""
+        """Delete the offsets of deleted topics.
+
+        Call done(None) once that is durable, or done(error).
+        """
         self._state.hear(now_ms)
         if OFFSETS_TOPIC in names:
             self._act(self._coordinator.unload())
@@ -387,13 +432,16 @@ class Groups:
         self.load(now_ms, forget)
 
     def stop(self, now_ms: int) -> None:
-        """Answers all requests that wait for other members. Requests that wait for the disk are answered after it."""
+        """Answer all requests that wait for other members.
+
+        Requests that wait for the disk are answered when their sync completes.
+        """
         self._state.hear(now_ms)
         self._act(self._coordinator.stop())
 
 
 def _tell(waiter: Any, result: Result) -> None:
-    """Calls a waiter. If it raises, the next effects must still be carried out."""
+    """Call a waiter and log its exception, which must not stop the next effects."""
     try:
         waiter(result)
     except Exception:

@@ -1,12 +1,14 @@
-"""A topic that the broker itself writes and reads: appends in order, each told once it is on disk.
+"""A topic that the broker itself writes and reads, with a callback for each append.
 
 Rules:
-- The topic is made when something is first to be written. An id belongs to one partition of it, by its hash.
-- A caller that appends is told once the records are on disk, or as safe as it asks, in the order of the log: so memory
-  never tells of what a crash could take back, and an earlier value never covers a later one.
-- All work on the topic that may wait takes its turn under the topic's name.
+- The topic is created before the first append. The hash of an id selects its partition.
+- The callback of an append runs once the records are durable, or as safe as the caller
+  requires. Callbacks run in the order of the log. So memory never reflects records that
+  a crash could remove, and an earlier value never overwrites a later one.
+- All work on the topic that may block runs through State.in_turn() with the name of the
+  topic as its key.
 
-Not here: what the records say.
+This module does not interpret the records.
 """
 
 from __future__ import annotations
@@ -25,8 +27,10 @@ WhenStored = Callable[[Log, int, Callable[[LogcoreError | None], None]], None]
 
 
 class InternalTopic:
-    """name, partitions, config: of the topic, when it is made. when_stored: waits until an append is safe; for the disk
-    by default.
+    """One internal topic.
+
+    `name`, `partitions` and `config` are used when the topic is created. `when_stored`
+    waits until an append is safe; the default waits until it is durable.
     """
 
     def __init__(
@@ -50,15 +54,23 @@ class InternalTopic:
         return self.name in self._state.logdir
 
     def create(self) -> None:
-        """Waits for the disk. Raises LogcoreError."""
+        """Create the topic if it does not exist. This blocks on the disk.
+
+        Raises:
+            LogcoreError: the topic could not be created.
+        """
         self._state.logdir.ensure_topic(self.name, self._partitions, self._config)
 
     def partition_of(self, name: str) -> int:
-        """The partition of an id, once the topic exists."""
+        """Return the partition of an id. The topic must exist."""
         return partition_of(name, self._state.logdir.partitions(self.name)[-1] + 1)
 
     def logs(self) -> list[Log]:
-        """All partitions, opened. Waits for the disk. Raises LogcoreError."""
+        """Open and return the logs of all partitions. This blocks on the disk.
+
+        Raises:
+            LogcoreError: a log could not be opened.
+        """
         numbers = self._state.logdir.partitions(self.name) if self.exists else ()
         return [self._state.open(self.name, number) for number in numbers]
 
@@ -72,7 +84,10 @@ class InternalTopic:
         *,
         has_producer: bool = False,
     ) -> None:
-        """Calls done(None) once what write() appends to the partition of an id is on disk, or done(error)."""
+        """Append with write() to the partition of an id.
+
+        Call done(None) once the records are stored safely, or done(error).
+        """
         state = self._state
 
         def work() -> tuple[Log, int, Receipt]:
@@ -105,7 +120,10 @@ class InternalTopic:
         written(result)
 
     def _settle(self, log: Log, end: int, error: LogcoreError | None) -> None:
-        """Tells all who wrote below end: a sync may be noticed by a later writer first."""
+        """Call the callbacks of all appends up to `end`.
+
+        A sync may be reported to a later append before an earlier one.
+        """
         waiting = self._unsynced.get(log)
         while waiting and waiting[0][0] <= end:
             waiting.popleft()[1](error)

@@ -1,11 +1,12 @@
-"""The log lines of a broker about its clients: changes they made, and requests it refused.
+"""The broker's log lines about its clients: changes they made, and refused requests.
 
 Rules:
-- Lines of one kind are written a few times a minute, then a line with the number of the others. A client that is
-  refused in a loop does not fill the disk.
-- Text from a client is shown as repr() and cut, so that it cannot forge a line.
+- A limited number of lines of one kind is written per minute, then one line with the
+  number of suppressed lines. So a client that is refused in a loop does not fill the
+  disk.
+- Text from a client is written as repr() and truncated, so that it cannot forge a line.
 
-This module reads no clock: the time comes with each call.
+This module reads no clock: the time is an argument of each call.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ from netshim.wire import codes
 
 _log = logging.getLogger("netshim")
 
-#: So many lines of a kind are said in a period.
+#: Maximum number of log lines of one kind per period.
 _LINES: Final = 10
 _PERIOD_MS: Final = 60_000
-#: Lines about topics that are made, changed or deleted: a program may make many at once.
+#: The same limit for lines about topics that are created, changed or deleted. A program
+#: may create many topics at once.
 _CHANGES: Final = 200
-#: So many kinds are told apart; others share one.
+#: Maximum number of kinds with a counter of their own. Further kinds share one.
 _KINDS: Final = 1_000
 _TEXT_CHARACTERS: Final = 200
 
-#: Codes of normal operation: the client asks again, or elsewhere.
+#: Error codes of normal operation: the client retries, or contacts another broker.
 _ORDINARY: Final = frozenset(
     {
         codes.NONE,
@@ -43,7 +45,7 @@ _ORDINARY: Final = frozenset(
 
 
 def shown(text: object) -> str:
-    """Text from a client, for a line of the log."""
+    """Return text from a client in a form that is safe in a log line."""
     whole = repr(text)
     if len(whole) <= _TEXT_CHARACTERS:
         return whole
@@ -51,7 +53,9 @@ def shown(text: object) -> str:
 
 
 class Asked(Protocol):
-    """The facts of a request that the journal writes; state.Call is one."""
+    """The facts about a request that the journal writes. state.Call is an
+    implementation.
+    """
 
     @property
     def session(self) -> Session: ...
@@ -64,10 +68,10 @@ class Asked(Protocol):
 
 
 class Journal:
-    """Says lines to the logger `netshim`."""
+    """Writes lines to the logger `netshim`, with a limit per kind."""
 
     def __init__(self) -> None:
-        # kind -> (until when, lines that came, lines that may be said, level)
+        # kind -> (end of the period, number of lines, limit, level)
         self._periods: dict[str, tuple[int, int, int, int]] = {}
 
     def say(
@@ -80,9 +84,12 @@ class Journal:
         most: int = _LINES,
         error: bool | BaseException | None = None,
     ) -> None:
-        """kind: of the lines that are counted together; one of few, not made of what clients send. most: lines of it
-        in a period. error: an exception to be shown with its traceback. May be called in any thread; lines that come at
-        the same moment from two may be miscounted.
+        """Write a line, unless the limit of its kind is reached.
+
+        Lines of one `kind` are counted together. Kinds must be few, and not derived
+        from text of clients. `most` is the limit per period. `error` is an exception to
+        log with its traceback. Any thread may call this; lines of two threads at the
+        same moment may be miscounted.
         """
         if not _log.isEnabledFor(level):
             return
@@ -98,7 +105,7 @@ class Journal:
             _log.log(level, text, *values, exc_info=error)
 
     def refused(self, call: Asked, api: str, code: int, message: str | None) -> None:
-        """A request, or a part of one, was answered with an error."""
+        """Log that a request, or a part of one, was answered with an error."""
         if code in _ORDINARY:
             return
         why = codes.name(code)
@@ -117,7 +124,7 @@ class Journal:
         )
 
     def changed(self, call: Asked, name: str | None, what: str, *, kind: str = "topic") -> None:
-        """A client changed a topic, or the settings of a group."""
+        """Log that a client changed a topic or the settings of a group."""
         self.say(
             logging.INFO,
             "topic",
@@ -132,7 +139,7 @@ class Journal:
         )
 
     def tick(self, now_ms: int) -> None:
-        """Says how many lines were left out, of the kinds whose time is over."""
+        """Write the number of suppressed lines of each kind whose period is over."""
         for kind in [kind for kind, (until_ms, *_) in [*self._periods.items()] if now_ms >= until_ms]:
             self._sum_up(kind)
 
@@ -143,8 +150,11 @@ class Journal:
 
 
 class Repeated(logging.Filter):
-    """For a handler: lets through so many lines of one text, whatever they speak of, in a period, and says in the next
-    one how many there were.
+    """A filter for a logging handler that limits identical lines.
+
+    Lines with the same message format count as identical, whatever their arguments are.
+    At most `most` of them pass per period. The next line that passes contains the
+    number of suppressed lines.
     """
 
     def __init__(self, most: int = 100) -> None:
@@ -167,7 +177,9 @@ class Repeated(logging.Filter):
 
 
 def errors_in(value: Any) -> list[tuple[int, str | None]]:
-    """The codes, other than 0, and messages in a response or a part of it."""
+    """Return the error codes, other than 0, and the messages in a response or a part of
+    it.
+    """
     found = []
     if isinstance(value, list):
         for each in value:

@@ -1,14 +1,18 @@
-"""The broker on a network: sockets, one event loop, the threads that wait for the disk.
+"""The broker on a network: sockets, one event loop, and threads that block on the disk.
 
 Rules:
-- One event loop runs the broker. Only work that may wait for the disk runs in other threads; its results come back to
-  the loop.
-- Stored bytes are given to the transport as views of the files.
-- The cost of a client is bounded: connections, request bytes, unread responses, time (docs/netshim.md).
-- What holds the loop for long is logged: other clients wait meanwhile.
-- After TERM no new request is accepted, the accepted ones are answered, and the log directory is closed cleanly.
+- One event loop runs the broker. Only work that may block on the disk runs in other
+  threads; its results are delivered in the event loop.
+- Stored bytes are passed to the transport as views of the files.
+- The cost of a client is bounded: connections, request bytes, unread responses, time
+  (docs/netshim.md).
+- A step that occupies the event loop for long is logged, because all other clients wait
+  for it.
+- After TERM, no new request is accepted, the accepted ones are answered, and the log
+  directory is closed cleanly.
 
-This is the only module with sockets. It decodes nothing and decides nothing about requests.
+This is the only module with sockets. It decodes no request and makes no decision about
+requests.
 """
 
 from __future__ import annotations
@@ -48,38 +52,47 @@ _log = logging.getLogger("netshim")
 _T = TypeVar("_T")
 
 _SYNC_THREADS: Final = 4
-#: How often the server checks for appends by other code of this process, and for due work of the directory.
+#: Interval of checks for appends by other code of this process, and of the maintenance
+#: of the directory.
 _TICK_S: Final = 0.05
-#: What takes the loop longer than this is logged.
+#: A step that occupies the event loop for longer is logged.
 _HELD_S: Final = 0.05
-#: The longest wait of stop() for clients.
+#: Maximum time that stop() waits for clients.
 _DRAIN_S: Final = 10.0
-#: How often a caller that waits for the broker's thread checks whether that thread has ended.
+#: Interval at which a caller that waits for the broker's thread checks that the thread
+#: is alive.
 _ALIVE_S: Final = 1.0
-#: The longest wait of LogDir.delete_topic() for the broker's groups.
+#: Maximum time that LogDir.delete_topic() waits for the broker's groups.
 _FORGET_S: Final = 30.0
-#: How long a connection stays open for pending answers after its client has stopped sending.
+#: How long a connection remains open for pending responses after its client has stopped
+#: sending.
 _HALF_OPEN_MS: Final = 1_000
-#: A transport copies what it cannot send at once, so it is given no more while it holds this much.
+#: A transport copies bytes that it cannot send at once. So it gets no more while it
+#: holds this number of bytes.
 _UNSENT_BYTES: Final = 256 << 10
-#: The most bytes that group commit leaves unsynced; above it an append syncs first, in a thread. With the library's own
-#: 1 MiB, producers with acks=1 would wait for a sync every 2 ms at 500 MB/s. The policy that is stored with a partition
-#: contains this number too, because recovery accepts damage as the result of a crash only in bytes that may have been
-#: unsynced. With a smaller number, it would refuse to open a log whose last 64 MiB a crash has damaged.
+#: Maximum number of bytes that group commit leaves unsynced. Above it, an append syncs
+#: first, in a thread. With the library's own 1 MiB, producers with acks=1 would wait
+#: for a sync every 2 ms at 500 MB/s. The stored durability policy of a partition
+#: contains this number too. Recovery accepts damage as the result of a crash only in
+#: bytes that may have been unsynced. With a smaller number, recovery would refuse to
+#: open a log whose last 64 MiB a crash has damaged.
 _UNSYNCED_BYTES: Final = 64 << 20
 
 
-#: Descriptors that neither logs nor connections get: files that are read and written for a moment, sealed segments,
-#: the loop, and connections that are refused.
+#: Descriptors that are not available to logs and connections. They are needed for files
+#: that are open briefly, sealed segments, the event loop, and connections that are
+#: refused.
 _RESERVED_FILES: Final = 64
-#: What an open log holds.
+#: Descriptors of one open log.
 _FILES_OF_LOG: Final = 2
-#: So many logs may be open, whatever the number of connections.
+#: Number of logs that may always be open, whatever the number of connections is.
 _LEAST_LOGS: Final = 8
 
 
 def _file_limit() -> int:
-    """The most descriptors that this process may have; a large number where the system does not say."""
+    """Return the limit of file descriptors of this process, or a large number if
+    unknown.
+    """
     try:
         import resource
     except ImportError:
@@ -89,19 +102,21 @@ def _file_limit() -> int:
 
 
 class Clock(Protocol):
-    """The clock of a server. A disk is one, so that a simulated disk has its own time."""
+    """The clock of a server. A simulated disk is also a clock, so it has a time of its
+    own.
+    """
 
     def now_ms(self) -> int:
-        """The wall clock, for the age of records."""
+        """Return the wall clock, which is compared with the timestamps of records."""
         ...
 
     def monotonic_ms(self) -> int:
-        """A clock that only goes forward, for waits and sessions."""
+        """Return a clock that never moves backwards, for waits and sessions."""
         ...
 
 
 class _Peer(asyncio.BufferedProtocol):
-    """One connection's socket."""
+    """The socket of one connection."""
 
     transport: asyncio.Transport
     connection: Connection
@@ -110,15 +125,19 @@ class _Peer(asyncio.BufferedProtocol):
         self.server = server
         self.address = ""
         self.is_open = False
-        self.is_paused = False  # we do not read, because the connection has reached a limit
-        self.is_blocked = False  # the client does not read, so the transport's buffer is full
+        # reading is paused because the connection has reached a limit
+        self.is_paused = False
+        # the transport's buffer is full because the client does not read
+        self.is_blocked = False
         self._flushing = False
-        self._at_end = False  # whether the client has stopped sending; when is in _end_ms
+        self._at_end = False  # the client has stopped sending, at _end_ms
         self._end_ms = 0
-        self._unread = (0, 0)  # bytes the client had not read when it last made progress, and when that was
+        # unread bytes at the client's latest progress, and its time
+        self._unread = (0, 0)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast("asyncio.Transport", transport)  # uvloop's transports do not inherit from asyncio's classes
+        # uvloop's transports do not inherit from asyncio's classes
+        transport = cast("asyncio.Transport", transport)
         self.transport = transport
         peer = transport.get_extra_info("peername") or ("?", 0)
         name = transport.get_extra_info("sockname") or ("127.0.0.1", 0)
@@ -158,7 +177,8 @@ class _Peer(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         self._at_end = True
         self._end_ms = self.server.now_ms()
-        return not self.connection.is_idle  # stay open for answers: the client may still read
+        # the connection remains open for pending responses: the client may still read
+        return not self.connection.is_idle
 
     def _guarded(self, step: Callable[[], None]) -> None:
         try:
@@ -181,7 +201,11 @@ class _Peer(asyncio.BufferedProtocol):
     # -- out
 
     def flush_soon(self) -> None:
-        """Called when a delayed response is ready. Responses that are ready in the same round are sent together."""
+        """Schedule a flush after a delayed response is ready.
+
+        Responses that become ready in the same iteration of the event loop are sent
+        together.
+        """
         if not self._flushing and self.is_open:
             self._flushing = True
             self.server.loop.call_soon(self._flush_later)
@@ -189,7 +213,7 @@ class _Peer(asyncio.BufferedProtocol):
     def _flush_later(self) -> None:
         self._flushing = False
         if self.is_open:
-            # Requests may have waited for room that the responses have given back.
+            # The responses may have freed room that received requests waited for.
             self._guarded(lambda: self.connection.process(self.server.now_ms()))
 
     def flush(self) -> None:
@@ -212,11 +236,11 @@ class _Peer(asyncio.BufferedProtocol):
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes sent to the client, or to be sent, that it has not read."""
+        """Number of response bytes that the client has not read, sent or not."""
         return self.transport.get_write_buffer_size() + self.connection.unsent_bytes
 
     def pace(self) -> None:
-        """Pauses reading while the connection is at a limit, and resumes it afterwards."""
+        """Pause reading while the connection is at a limit, and resume it afterwards."""
         must_pause = self.connection.is_full or not self.connection.has_room()
         if must_pause != self.is_paused:
             self.is_paused = must_pause
@@ -239,7 +263,8 @@ class _Peer(asyncio.BufferedProtocol):
     def check(self, now_ms: int) -> None:
         reason = self.connection.overdue(now_ms)
         if self._at_end and now_ms - self._end_ms >= _HALF_OPEN_MS and not self.unread_bytes:
-            reason = "the client has left"  # most clients that have stopped sending do not read either
+            # most clients that stop sending do not read either
+            reason = "the client has left"
         unread, since_ms = self._unread
         has_progress = not self.is_blocked or self.unread_bytes < unread
         if has_progress or not unread:
@@ -252,16 +277,23 @@ class _Peer(asyncio.BufferedProtocol):
         if reason:
             self.end(reason)
         else:
-            self.pace()  # other connections may have given back the room that this one waits for
+            # other connections may have freed the room that this one waits for
+            self.pace()
 
 
 class Server:
-    """A broker on a port, in the running event loop: `async with Server("data") as server: ...`
+    """A broker on a port, in the running event loop.
 
-    path: log directory, created if it does not exist. port: 0 for a free port. host: the address to listen on, by
-    default loopback. advertised: (host, port) for clients to connect to; by default the address that each client has
-    used. durability, config, shared, fs: as in logcore.open_dir. settings: a Settings; its fields may also be given as
-    keyword arguments. clock: the source of time, by default fs. A test that moves a clock by hand awaits tick() next.
+    Use it as `async with Server("data") as server: ...`. Arguments:
+    - path: the log directory, which is created if it does not exist.
+    - port: 0 for a free port.
+    - host: the address to listen on, by default loopback.
+    - advertised: (host, port) for clients to connect to. By default, each client gets
+      the address that it has used.
+    - durability, config, shared, fs: the arguments of logcore.open_dir.
+    - settings: a Settings. Its fields may also be given as keyword arguments.
+    - clock: the source of time, by default fs. A test that advances a clock manually
+      awaits tick() after each change.
     """
 
     broker: Broker
@@ -290,7 +322,8 @@ class Server:
         if not isinstance(port, int) or not 0 <= port <= 65_535:
             raise logcore.InvalidConfigError("port", expected="0 to 65535", found=repr(port))
         self.path = os.fspath(path)
-        if not host:  # such as an empty variable of a script: nobody means all networks by it
+        # such as an empty shell variable, which is never meant as all networks
+        if not host:
             raise logcore.InvalidConfigError("host", expected="an address; 0.0.0.0 for all", found=repr(host))
         self.host = host
         self.advertised = advertised
@@ -298,7 +331,8 @@ class Server:
         self._wanted_port = port
         self._shared = shared
         self._durability = Durability.parse(durability)
-        # In a shared directory all processes must use the same policy, so it is taken as given.
+        # In a shared directory, all processes must use the same policy, so it is not
+        # changed.
         if not shared:
             most_bytes = max(self._durability.max_bytes, _UNSYNCED_BYTES)
             self._durability = attrs.evolve(self._durability, max_bytes=most_bytes)
@@ -307,7 +341,7 @@ class Server:
         self._clock: Clock = fs
         if clock is not None:
             self._clock = clock
-        # The wall clock's time when the monotonic clock was 0; see now_ms().
+        # The wall clock at the moment when the monotonic clock was 0; see now_ms().
         self._epoch_ms = self._clock.now_ms() - self._clock.monotonic_ms()
         self._peers: set[_Peer] = set()
         self._addresses: Counter[str] = Counter()
@@ -333,9 +367,14 @@ class Server:
         await self.stop()
 
     async def start(self) -> None:
-        """Opens the directory and listens. Raises what logcore.open_dir raises, OSError for the address, and
-        NodeExistsError if another process serves the same shared directory.
+        """Open the directory and listen on the port.
+
+        Raises:
+            LogcoreError: logcore.open_dir failed.
+            OSError: the address is not available.
+            NodeExistsError: another process serves the same shared directory.
         """
+        # Step 1: open the directory, and recover logs after a crash.
         self.loop = asyncio.get_running_loop()
         self.budget = Budget(self.settings.max_buffered_bytes)
         self.workload = Workload(self.settings.max_requests_in_work, self.budget)
@@ -349,6 +388,7 @@ class Server:
             await self.loop.run_in_executor(self._pool, self._read_ids)
             if not self.logdir.was_clean:
                 await self.loop.run_in_executor(self._pool, self._recover)
+            # Step 2: start the broker and listen.
             self.broker = Broker(self.logdir, self.settings, self._submit, self._new_id, self._later)
             self.broker.state.most_logs = self._most_logs
             self._thread_id = threading.get_ident()
@@ -358,6 +398,7 @@ class Server:
                 lambda: _Peer(self), self.host, self._wanted_port, backlog=512
             )
             self.port = self._listening.sockets[0].getsockname()[1]
+            # Step 3: publish the address for the other processes of a shared directory.
             if self._shared:
                 try:
                     await self.loop.run_in_executor(self._pool, self._register)
@@ -384,27 +425,39 @@ class Server:
         )
 
     def _register(self) -> None:
-        """Writes this broker's address into the registry. Raises NodeExistsError if another serves the directory."""
+        """Write the address of this broker to the registry.
+
+        Raises:
+            NodeExistsError: another broker serves the directory.
+        """
         registry = self.logdir.coordinators.registry(self.logdir)
         host, port = self.advertised or (self.host, self.port)
         register_broker(registry, self.logdir.node_id, host, port, timestamp_ms=self._clock.now_ms())
 
     def _read_ids(self) -> None:
-        """Reads the ids of all topics from files of their partitions, so that no later request waits for the disk."""
+        """Read the ids of all topics from files of their partitions.
+
+        Without this, a later request would block on the disk.
+        """
         for topic in self.logdir.topics():
-            with contextlib.suppress(logcore.LogcoreError, OSError):  # clients that ask for the topic get the error
+            # a client that requests the topic gets the error
+            with contextlib.suppress(logcore.LogcoreError, OSError):
                 self.logdir.topic_id(topic)
 
     def _recover(self) -> None:
-        """After a crash: recovers all logs before clients connect, so that no request waits for a recovery."""
+        """Recover all logs after a crash, before clients connect.
+
+        Without this, a request would wait for the recovery.
+        """
         for topic in self.logdir.topics():
             for number in self.logdir.partitions(topic):
-                with contextlib.suppress(logcore.LogcoreError):  # clients that ask for the partition get the error
+                # a client that requests the partition gets the error
+                with contextlib.suppress(logcore.LogcoreError):
                     self.logdir.partition(topic, number)
 
     @property
     def bootstrap_servers(self) -> str:
-        """The address to give to clients, such as "127.0.0.1:53211"."""
+        """Return the address for clients, such as "127.0.0.1:53211"."""
         host, port = self.advertised or (self.host, self.port)
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         if ":" in host:
@@ -412,9 +465,14 @@ class Server:
         return f"{host}:{port}"
 
     async def stop(self, drain_s: float = _DRAIN_S) -> None:
-        """Answers pending requests for at most drain_s seconds, then closes everything. Raises what closing raises."""
+        """Answer pending requests for at most drain_s seconds, then close everything.
+
+        Raises:
+            LogcoreError: the directory could not be closed cleanly.
+        """
         if self._timer is None:
             return
+        # Step 1: accept no more work, and answer the requests that wait.
         self._timer.cancel()
         self._timer = None
         self._listening.close()
@@ -422,9 +480,11 @@ class Server:
         for peer in list(self._peers):
             peer.connection.drain()
             peer.flush()
+        # Step 2: wait until the responses are sent.
         self._deadline = self.loop.time() + drain_s
         while self.loop.time() < self._deadline and any(not peer.connection.is_idle for peer in self._peers):
             await asyncio.sleep(0.005)
+        # Step 3: close the connections, the threads and the directory.
         for peer in list(self._peers):
             peer.transport.close()
         await asyncio.sleep(0)
@@ -438,15 +498,18 @@ class Server:
         for step in (self._pool.shutdown, self.logdir.close):
             try:
                 ending = self.loop.run_in_executor(None, step)
-            except RuntimeError:  # the interpreter shuts down, and takes no work for threads any more
+            except RuntimeError:
+                # the interpreter is shutting down and starts no thread
                 step()
             else:
                 await ending
         _log.info("stopped")
 
     def _end_at_once(self) -> None:
-        """Ends the server because its threads take no work any more: the interpreter is shutting down, and the loop of
-        this server runs in a thread that it waits for.
+        """Close the server because its threads accept no work.
+
+        The interpreter is shutting down while it waits for the thread of this event
+        loop.
         """
         if self._timer is None:
             return
@@ -463,21 +526,25 @@ class Server:
             _log.exception("%s could not be closed", self.logdir.path)
 
     def hurry(self) -> None:
-        """Makes a stop() that is running stop waiting for clients."""
+        """Make a running stop() wait no longer for clients."""
         self._deadline = 0.0
 
     # -- time ----------------------------------------------------------------------------------------------------
 
     def now_ms(self) -> int:
-        """The wall clock at the start of the server, plus the monotonic time since then. So a correction of the wall
-        clock ends no session and no wait.
+        """Return the wall clock at the start of the server plus the monotonic time
+        since then.
+
+        So a correction of the wall clock ends no session and no wait.
         """
         return self._epoch_ms + self._clock.monotonic_ms()
 
     async def tick(self) -> None:
-        """Does the work that is due now, and returns when the directory's part of it is done.
+        """Run the work that is due now, and return when the directory's part of it is
+        done.
 
-        The server does the same many times a second. A test that moves a clock by hand calls it after each move.
+        The server runs the same work many times a second. A test that advances a clock
+        manually calls this after each change.
         """
         if self._ticking is not None:
             await asyncio.wait([self._ticking])
@@ -496,7 +563,7 @@ class Server:
         self._tick_later()
 
     def _tick_later(self) -> None:
-        if self._timer is None:  # the server has ended meanwhile
+        if self._timer is None:  # the server has stopped
             return
         next_ms = self.broker.next_ms
         if next_ms is None:
@@ -506,7 +573,7 @@ class Server:
         self._timer = self.loop.call_later(delay_s, self._tick)
 
     def _tick_broker(self) -> None:
-        """Calls the broker when its own timers are due, which may be more often than the rest."""
+        """Run the broker's timers, which may be due more often than the other work."""
         try:
             self.watched("what was due", lambda: self.broker.tick(self.now_ms()))
         except Exception:
@@ -533,7 +600,11 @@ class Server:
             return None
 
     def _tick_logdir(self) -> None:
-        """The directory compares the time with timestamps of records, so it gets the corrected wall clock."""
+        """Run the maintenance of the directory.
+
+        It compares the time with timestamps of records, so it gets the corrected wall
+        clock.
+        """
         try:
             self.logdir.tick(self._clock.now_ms())
         except logcore.LogcoreError as error:
@@ -555,7 +626,7 @@ class Server:
         try:
             future = self._pool.submit(work)
         except RuntimeError:
-            self._end_at_once()  # so nobody waits for the result any more
+            self._end_at_once()  # no request waits for the result any more
         else:
             future.add_done_callback(finished)
 
@@ -563,7 +634,9 @@ class Server:
         self.loop.call_soon(self.watched, "a piece of a large request", action)
 
     def watched(self, what: str, step: Callable[[], object]) -> None:
-        """Takes a step in the loop. Logs one that holds it for long. Raises what the step raises."""
+        """Run a step in the event loop, and log it if it takes long. Exceptions are
+        passed on.
+        """
         began = time.perf_counter()
         try:
             step()
@@ -576,8 +649,14 @@ class Server:
                 self.say(logging.INFO, "the loop was held", text, held_ms, what, last)
 
     def _forget_topic(self, name: str) -> None:
-        """What LogDir.forget_topic says, for whoever deletes a topic with LogDir.delete_topic(). In the broker's thread
-        it cannot wait for the disk. Requests of clients do not come here: they would wait in the threads that sync.
+        """Remove a topic from the groups. LogDir.delete_topic() calls this as
+        LogDir.forget_topic.
+
+        In the broker's thread, it cannot block on the disk. Requests of clients do not
+        use this function, because they would block the threads that sync.
+
+        Raises:
+            ConsumerStateError: the groups did not remove the topic.
         """
         told: Future[object] = Future()
 
@@ -592,7 +671,8 @@ class Server:
         try:
             self.loop.call_soon_threadsafe(forget)
             failure = told.result(_FORGET_S)
-        except (RuntimeError, TimeoutError) as error:  # the broker stops, or its disk stands still
+        except (RuntimeError, TimeoutError) as error:
+            # the broker is stopping, or its disk has stalled
             raise ConsumerStateError("the groups did not forget a deleted topic", found=repr(name)) from error
         if failure is not None:
             raise ConsumerStateError("the groups could not forget a deleted topic", found=str(failure))
@@ -601,17 +681,24 @@ class Server:
         return str(uuid.UUID(bytes=self._fs.random_bytes(16), version=4))
 
     def say(self, level: int, kind: str, text: str, *values: object, error: bool = False) -> None:
-        """Logs a line that may come often, see Journal. error: with the traceback of the exception being handled."""
+        """Log a line that may be frequent, see Journal.
+
+        `error` adds the traceback of the exception that is being handled.
+        """
         self.broker.state.journal.say(level, kind, self.now_ms(), text, *values, error=error)
 
     def _most_logs(self) -> int:
-        """How many logs may be open beside the connections, so that there are descriptors for new clients too."""
+        """Return the number of logs that may be open.
+
+        It depends on the number of connections and reserves descriptors for new
+        clients.
+        """
         return max(_LEAST_LOGS, (self._most_files - _RESERVED_FILES - len(self._peers)) // _FILES_OF_LOG)
 
     # -- connections ---------------------------------------------------------------------------------------------
 
     def admit(self, peer: _Peer) -> str | None:
-        """The reason to refuse a connection; None if it is accepted."""
+        """Register a connection, or return the reason to refuse it."""
         if self._timer is None:
             return "stopping"
         if len(self._peers) >= self._most_files - _RESERVED_FILES - _LEAST_LOGS * _FILES_OF_LOG:
@@ -633,7 +720,9 @@ class Server:
 
 
 class ServerThread:
-    """A Server with an event loop of its own in a thread of its own. Made by serve(); a with block stops it."""
+    """A Server with an event loop in a thread of its own. serve() creates it; a `with`
+    block stops it.
+    """
 
     def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
         self.server = Server(path, **options)
@@ -652,7 +741,7 @@ class ServerThread:
         try:
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 runner.run(self._serve())
-        except BaseException as error:  # stop() raises it
+        except BaseException as error:  # raised by stop()
             self._failure = error
         finally:
             self._started.set()
@@ -669,10 +758,14 @@ class ServerThread:
         return f"<ServerThread {self.server!r}>"
 
     def call(self, function: Callable[[], _T]) -> _T:
-        """The result of function(), called in the broker's thread, which does nothing else meanwhile.
+        """Call function() in the broker's thread and return its result.
 
-        This is the way to use `server.broker`, which no other thread may touch. Raises what function() raises, and
-        RuntimeError if the broker has stopped.
+        The broker does no other work while the function runs. This is the way to use
+        `server.broker`, which no other thread may use. Exceptions of the function are
+        raised here.
+
+        Raises:
+            RuntimeError: the broker has stopped.
         """
         if self._loop is None or not self._thread.is_alive():
             raise RuntimeError("the broker has stopped")
@@ -681,7 +774,7 @@ class ServerThread:
         def run() -> None:
             try:
                 done.set_result(function())
-            except BaseException as error:  # for the thread that waits
+            except BaseException as error:  # raised in the calling thread
                 done.set_exception(error)
 
         self._loop.call_soon_threadsafe(run)
@@ -690,7 +783,7 @@ class ServerThread:
                 return done.result(_ALIVE_S)
             except TimeoutError:
                 if done.done():
-                    raise  # the function's own
+                    raise  # raised by the function
                 if not self._thread.is_alive():
                     raise RuntimeError("the broker has stopped") from None
 
@@ -700,13 +793,13 @@ class ServerThread:
         return self._is_serving and self._thread.is_alive()
 
     def has_ended(self, timeout_s: float) -> bool:
-        """Whether the broker has stopped, or stops within timeout_s."""
+        """Return whether the broker has stopped, or stops within timeout_s."""
         self._thread.join(timeout_s)
         return not self.is_running
 
     @property
     def bootstrap_servers(self) -> str:
-        """The address to give to clients."""
+        """The address for clients."""
         return self.server.bootstrap_servers
 
     @property
@@ -715,13 +808,16 @@ class ServerThread:
 
     @property
     def logdir(self) -> LogDir:
-        """The directory that is served; may be used beside the clients, from any thread."""
+        """The served directory. Any thread may use it while clients are served."""
         return self.server.logdir
 
     def stop(self) -> None:
-        """Answers pending requests, closes the directory and ends the thread. Stopping twice is fine."""
+        """Answer pending requests, close the directory and end the thread.
+
+        A second call has no effect.
+        """
         if self._loop is not None and self._stop is not None and self._thread.is_alive():
-            with contextlib.suppress(RuntimeError):  # the loop ended meanwhile
+            with contextlib.suppress(RuntimeError):  # the event loop ended concurrently
                 self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
         failure = self._failure
@@ -739,7 +835,7 @@ class ServerThread:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's, if it is installed."""
+    """Return uvloop's loop factory, or None if uvloop is not installed."""
     try:
         import uvloop
     except ImportError:
@@ -749,8 +845,9 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def serve(path: str | os.PathLike[str], *, port: int = 0, **options: Any) -> ServerThread:
-    """Starts a broker over a log directory in a thread of its own, and returns when it listens.
+    """Start a broker over a log directory in a thread, and return when it listens.
 
-    with netshim.serve("data") as server: ... server.bootstrap_servers. options: the keyword arguments of Server.
+    Use it as `with netshim.serve("data") as server: ... server.bootstrap_servers`.
+    `options` are the keyword arguments of Server.
     """
     return ServerThread(path, port=port, **options)

@@ -1,14 +1,20 @@
-"""The coordinators of a broker whose log directory other processes write too: its clients and consumers of those
-processes are members of the same groups, and their transactions are decided in one place.
+"""Coordinators of a broker that shares its log directory with other processes.
+
+The broker's clients and the consumers of these processes are members of the same
+groups, and all transactions have one coordinator state.
 
 Rules:
-- A decision is a step of logcore.consumer.sharedgroups or of logcore.producer.coordinator, which may wait for other
-  processes and for the disk. So a request takes its turn in another thread, with its handler.
-- Callers are answered in the broker's thread, as everywhere.
-- Any process may answer a member that waits for others. So, while a member waits, the broker looks often.
-- Members of the broker's clients live as long as the broker's session, and end with it.
+- A decision is a step of logcore.consumer.sharedgroups or of
+  logcore.producer.coordinator, which may block on other processes and on the disk. So a
+  request runs, with its handler, in another thread, through State.in_turn().
+- Callers are answered in the broker's thread, as in every other module.
+- Any process may complete the request of a waiting member. So the broker polls at short
+  intervals while a member waits.
+- Members that joined through the broker are bound to the broker's session and end with
+  it.
 
-Not here: groups of the consumer protocol (KIP-848), which a broker that shares its directory does not serve.
+This module does not serve groups of the consumer protocol (KIP-848): a broker that
+shares its directory has none.
 """
 
 from __future__ import annotations
@@ -51,31 +57,39 @@ from netshim.waiting import Answer, Steps, pass_on, whole
 _log = logging.getLogger("netshim")
 
 _T = TypeVar("_T")
-#: The turns of what is asked of groups, and of transactions.
+#: Keys of in_turn() for requests about groups, and about transactions.
 _GROUPS: Final = "groups that are shared"
 _TRANSACTIONS: Final = "transactions that are shared"
-#: How often it is looked for what other processes did: while a member waits for others, and else.
+#: Intervals of polling for changes by other processes: while a member waits for others,
+#: and otherwise.
 _SOON_MS: Final = 10
 _LATER_MS: Final = 50
 
 
 @attrs.define
 class _Wait:
-    """A client that waits for an answer. deliver: called with it in the broker's thread."""
+    """A client that waits for an answer."""
 
     answer: process_groups.Answer
+    #: Called with the result in the broker's thread.
     deliver: Callable[[Any], None]
-    refusal: Any  # to deliver if the broker stops before
+    refusal: Any  # delivered if the broker stops first
 
 
 class GroupsBesideOthers:
-    """Methods as those of netshim.groups.Groups. Those that take a request are called by its handler, in its turn."""
+    """The methods of netshim.groups.Groups for a shared directory.
+
+    A handler calls the methods that take a request, in the thread that when_known()
+    uses.
+    """
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._groups: SharedGroups | None = None  # made in the first turn
-        self._waits: list[_Wait] = []  # written in turns, and read between them
-        self._outcomes: list[Callable[[], None]] = []  # to be called in the broker's thread after the turn
+        self._groups: SharedGroups | None = None  # created by the first request
+        # written in the worker thread, read between requests
+        self._waits: list[_Wait] = []
+        # called in the broker's thread after the request
+        self._outcomes: list[Callable[[], None]] = []
         self._news: list[Effect] = []
         self._is_looking = False
         self._now_ms = 0
@@ -85,13 +99,17 @@ class GroupsBesideOthers:
     def when_known(
         self, handle: Callable[[], _T | Answer], refuse: Callable[[GroupError], _T], now_ms: int
     ) -> _T | Answer:
-        """The result of handle(), called in a turn of its own; refuse(error) if the groups cannot be read now."""
+        """Run handle() in a worker thread, in order, and return its result.
+
+        The result is refuse(error) if the groups cannot be read now.
+        """
         self._now_ms = max(self._now_ms, now_ms)
         answer = Answer()
 
         def done(result: Any) -> None:
             if isinstance(result, LogcoreError | OSError):
-                if not isinstance(result, InvalidNodeError):  # that one the client has brought
+                # the client has sent an invalid node
+                if not isinstance(result, InvalidNodeError):
                     text = "the groups cannot be asked: %s"
                     self._state.journal.say(logging.ERROR, "groups", self._now_ms, text, str(result))
                 result = refuse(_error_of(result))
@@ -106,7 +124,10 @@ class GroupsBesideOthers:
         return answer
 
     def in_pieces(self, steps: Steps[_T]) -> _T:
-        """The response of steps that are done in a turn: all of them, for that has a thread of its own."""
+        """Return the response of all steps.
+
+        The steps run without pauses, because they have a thread of their own.
+        """
         return whole(steps)
 
     def _open(self) -> SharedGroups:
@@ -120,7 +141,10 @@ class GroupsBesideOthers:
         return self._groups
 
     def _settle(self) -> None:
-        """In the broker's thread, after a turn: delivers answers that have come, and sets a timer for the others."""
+        """Deliver the available answers and schedule polling for the others.
+
+        This runs in the broker's thread after each request.
+        """
         outcomes = self._outcomes[:]
         del self._outcomes[: len(outcomes)]
         for outcome in outcomes:
@@ -165,18 +189,22 @@ class GroupsBesideOthers:
     def _later(self, answer: process_groups.Answer, done: Callable[[Any], None], refusal: object) -> None:
         self._waits.append(_Wait(answer, done, refusal))
 
-    # -- what is asked in a turn
+    # -- requests, called in the worker thread
 
     @property
     def is_loaded(self) -> bool:
         return True
 
     def load(self, now_ms: int, done: Callable[[GroupError | None], None]) -> None:
-        """Each turn reads what is new."""
+        """Call done(None) immediately: each request reads new records."""
         done(None)
 
     def create_topic(self) -> None:
-        """Makes `__consumer_offsets`, if it is not there. Waits for the disk. Raises LogcoreError."""
+        """Create `__consumer_offsets` if it does not exist. This blocks on the disk.
+
+        Raises:
+            LogcoreError: the topic could not be created.
+        """
         process_groups.home_of(self._state.logdir, "")
 
     def get(self, group_id: str) -> Group | None:
@@ -251,7 +279,7 @@ class GroupsBesideOthers:
         )
 
     def transaction_ended(self, producer_id: int, number: int, *, commit: bool) -> None:
-        """Nothing: the log tells."""
+        """Do nothing: the groups read the marker from the log."""
 
     def delete_offsets(
         self, group_id: str, keys: Sequence[OffsetKey], now_ms: int, done: Callable[[GroupError | None], None]
@@ -268,7 +296,10 @@ class GroupsBesideOthers:
         self._ask(group_id, lambda coordinator, waiter, _: coordinator.delete(group_id, waiter), done)
 
     def stop(self, now_ms: int) -> None:
-        """Answers all who wait for other members; their requests end with the broker's session."""
+        """Answer all requests that wait for other members.
+
+        Their memberships end with the broker's session.
+        """
         waits = self._waits[:]
         del self._waits[: len(waits)]
         for wait in waits:
@@ -276,7 +307,7 @@ class GroupsBesideOthers:
 
 
 class TransactionsBesideOthers:
-    """Methods as those of netshim.transactions.TransactionHost."""
+    """The methods of netshim.transactions.TransactionHost for a shared directory."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -294,12 +325,12 @@ class TransactionsBesideOthers:
         return self._is_loaded
 
     def begin(self, now_ms: int) -> None:
-        """Reads what is stored, if there is anything."""
+        """Load the stored transactions if their topic exists."""
         if not self._is_loaded and TRANSACTIONS_TOPIC in self._state.logdir:
             self.load(now_ms, lambda _: None)
 
     def load(self, now_ms: int, done: Callable[[bool], None]) -> None:
-        """done(True) when what is stored is known, done(False) when it cannot be read now."""
+        """Load the stored transactions. Call done(True), or done(False) if that failed."""
         if self._is_loaded:
             done(True)
             return
@@ -314,7 +345,10 @@ class TransactionsBesideOthers:
         self._state.in_turn(_TRANSACTIONS, lambda: self._open().all(), loaded)
 
     def ask(self, request: Request, now_ms: int, done: Callable[[TransactionResult], None]) -> None:
-        """done(an Identity, None or a TransactionError), later, in the broker's thread."""
+        """Answer a request: call done() later, in the broker's thread.
+
+        The result is an Identity, None or a TransactionError.
+        """
 
         def asked(result: Any) -> None:
             if isinstance(result, Exception):
@@ -327,11 +361,18 @@ class TransactionsBesideOthers:
     def verified(
         self, who: tuple[str, int, int], partition: Partition, write: Callable[[], _T]
     ) -> _T | TransactionError:
-        """As TransactionCoordinator.verified(); beside the loop."""
+        """Call TransactionCoordinator.verified(), which blocks.
+
+        Call this in a worker thread.
+        """
         return self._open().verified(who, partition, write)
 
     def look(self, names: Collection[str] | None, done: Callable[[Any], None]) -> None:
-        """As TransactionHost.look(); later, since another process may have its turn at the transactions."""
+        """Find stored transactions, like the method of TransactionHost.
+
+        The result is always delivered later, because another process may hold the
+        transactions.
+        """
 
         def work() -> dict[str, StoredTransaction]:
             found = self._open().all()
@@ -358,11 +399,14 @@ class TransactionsBesideOthers:
         ).write()
 
     def stop(self, now_ms: int) -> None:
-        """Nothing: a request under way is answered when its turn ends."""
+        """Do nothing: each request in progress is answered when its work completes."""
 
 
 def _error_of(error: Exception) -> GroupError:
-    """An error that makes clients try again, except for requests that no registry can hold."""
+    """Return the error code of an exception.
+
+    Clients retry, except for requests that are too large for the registry or invalid.
+    """
     if isinstance(error, NodeTooLargeError):
         return GroupError.RECORD_TOO_LARGE
     if isinstance(error, InvalidNodeError):
@@ -371,7 +415,9 @@ def _error_of(error: Exception) -> GroupError:
 
 
 def _tell(done: Callable[[Any], None], result: Any) -> None:
-    """Calls a waiter. An error of it must not keep others from their answers."""
+    """Call a waiter and log its exception, which must not keep other waiters from their
+    answers.
+    """
     try:
         done(result)
     except Exception:

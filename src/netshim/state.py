@@ -1,13 +1,18 @@
-"""The state of a running broker: finds and opens the logs of requests, and orders the work on them.
+"""The state of a running broker: finds and opens the logs of requests, and orders the
+work on them.
 
 Rules:
-- One thread. Everything here is called from the broker's thread, except the work given to `submit`.
-- Nothing here reads a clock or waits: the time comes with each call, what must happen later is a timer or an Answer
-  (waiting.py). Before the host calls back with the result of submitted work it tells the time with hear(): a disk may
-  have stalled for longer than a session lasts.
-- Work that asks the disk to sync goes through `submit`, which may run it in another thread and calls back in this one.
+- The broker has one thread. Every function here is called from it, except for the work
+  that is given to `submit`.
+- This module reads no clock and never blocks. The time is an argument of each call, and
+  delayed actions use a timer or an Answer (waiting.py).
+- The host passes the current time to hear() before it delivers the result of submitted
+  work. The disk may have stalled for longer than a session timeout.
+- Work that requires a sync is passed to `submit`. The host may run it in another
+  thread, and calls back in the broker's thread.
 
-This module speaks no protocol (handlers do) and opens no socket (server.py does).
+This module does not implement the protocol (handlers do) and opens no socket (server.py
+does).
 """
 
 from __future__ import annotations
@@ -53,7 +58,7 @@ _T = TypeVar("_T")
 
 @attrs.frozen
 class Call:
-    """The facts of a request that a handler may use beside its body."""
+    """The facts about a request that a handler may use in addition to its body."""
 
     session: Session
     api_key: int
@@ -63,7 +68,7 @@ class Call:
 
 
 class _InLine:
-    """A request that other requests for the same logs may not overtake."""
+    """A request that later requests for the same logs must not overtake."""
 
     def __init__(self, keys: list[Key], start: Callable[[_InLine], None]) -> None:
         self.keys = keys
@@ -71,27 +76,30 @@ class _InLine:
         self.has_left = False
 
 
-#: Work that may wait for the disk, and the function to call with its result or exception.
+#: Work that may block on the disk, and the function to call with its result or
+#: exception.
 _Turn = tuple[Callable[[], Any], Callable[[Any], None]]
-#: Most turns of one key that one thread takes before others have theirs.
+#: Maximum number of work items of one key that one thread runs before other keys get a
+#: thread.
 _TURNS_AT_ONCE: Final = 64
-#: How often to look whether other processes have appended, at most; the cost of looking at one partition; and the part
-#: of a processor that all looks may take.
+#: Minimum interval between checks for appends of other processes, the cost of checking
+#: one partition, and the share of one processor that all checks may use.
 _FOLLOW_MS: Final = 5
 _LOOK_MS: Final = 0.01
 _LOOK_PART: Final = 0.02
-#: The topic id that stands for none.
+#: The topic id that means "none".
 NO_ID: Final = bytes(16)
-#: The turn for opening logs: one at a time, for the directory has one lock.
+#: Key of in_turn() for opening logs. They are opened one at a time, because the
+#: directory has one lock.
 _OPENING: Final = "opening"
-#: When there is no room for more open logs, so many are closed together.
+#: Number of additional logs to close when the limit of open logs is reached.
 _CLOSED_AT_ONCE: Final = 8
-#: The turn for producer ids.
+#: Key of in_turn() for allocating producer ids.
 _PRODUCER_IDS: Final = "producer ids"
 
 
 def _outcome(work: Callable[[], Any]) -> Any:
-    """The result of work(), or its error."""
+    """Return the result of work(), or its exception."""
     try:
         return work()
     except (LogcoreError, OSError) as error:
@@ -106,22 +114,27 @@ def _no_limit() -> int:
 
 def _close(logs: list[Log]) -> None:
     for log in logs:
-        with contextlib.suppress(LogcoreError, OSError):  # the next opening finds what is wrong
+        # the next open of the log reports the damage
+        with contextlib.suppress(LogcoreError, OSError):
             log.close()
 
 
 def _ignore(_: object) -> None:
-    """No request waits."""
+    """Ignore a result that no request waits for."""
 
 
 def _behind_work(submit: Submit, action: Callable[[], None]) -> None:
-    """Calls an action behind work that was submitted, and so in another turn of the loop."""
+    """Call an action after the work that was submitted earlier, in another iteration of
+    the event loop.
+    """
     submit(lambda: None, lambda _: action())
 
 
 class State:
-    """One broker's state. logdir: opened for writing; submit: how to run work that may wait for the disk; later: how to
-    call a function in another turn of the loop, by default through submit.
+    """State of one broker.
+
+    `logdir` is open for writing. `submit` runs work that may block on the disk. `later`
+    calls a function in another iteration of the event loop; the default uses `submit`.
     """
 
     def __init__(self, logdir: LogDir, settings: Settings, submit: Submit, later: Later | None = None) -> None:
@@ -130,7 +143,8 @@ class State:
         self.logdir = logdir
         self.settings = settings
         self.submit = submit
-        self.group_settings: GroupSettings | None = None  # where groups of the consumer protocol are served
+        # set if groups of the consumer protocol are served
+        self.group_settings: GroupSettings | None = None
         if not self.is_shared:
             self.group_settings = logdir.coordinators.group_settings(logdir)
         self.remembered = Remembered(settings.max_remembered_bytes)
@@ -140,22 +154,30 @@ class State:
         self.syncs = Syncs(submit, policy_waits=logdir.durability.waits)
         self.pieces = Pieces(later or partial(_behind_work, submit))
         self.is_stopping = False
-        self.most_logs: Callable[[], int] = _no_limit  # how many logs may be open now; the host knows
-        self._used_ms: dict[Key, int] = {}  # when a request last used a log
-        self.now_ms = 0  # the latest time heard of
-        self.groups: Any = None  # set by the broker; groups know the state, not the other way round
-        self.transactions: Any = None  # the same
-        self._follows = False  # whether a timer will look at partitions that others append to
-        self._names: dict[bytes, str] = {}  # topic id -> name, as of a version of the topics
+        # how many logs may be open now; set by the host
+        self.most_logs: Callable[[], int] = _no_limit
+        self._used_ms: dict[Key, int] = {}  # when a request last used each log
+        self.now_ms = 0  # the latest time that the host reported
+        # set by the broker, because groups depend on the state and not vice versa
+        self.groups: Any = None
+        self.transactions: Any = None  # set by the broker too
+        self._follows = False  # whether a timer for the next follow() is set
+        self._names: dict[bytes, str] = {}  # topic id -> name, as of _names_version
         self._names_version = -1
-        self._visible: dict[tuple[str, int], int] = {}  # high watermarks as of the last wake_readers()
-        self._turns: dict[Hashable, deque[_Turn]] = {}  # that wait; a key exists while one of its turns is under way
-        self._lines: dict[Key, deque[_InLine]] = {}  # requests that have not begun, see in_order()
-        self._next_in_line: deque[_InLine] = deque()  # those that are first in all their lines
+        # high watermarks at the last wake_readers()
+        self._visible: dict[tuple[str, int], int] = {}
+        # waiting work; a key is present while its work runs
+        self._turns: dict[Hashable, deque[_Turn]] = {}
+        # requests that have not started, see in_order()
+        self._lines: dict[Key, deque[_InLine]] = {}
+        # requests that are first in all their queues
+        self._next_in_line: deque[_InLine] = deque()
         self._is_starting = False
-        self._failures: Mapping[Key, LogcoreError] = {}  # of the logs that were opened for the call under way
+        # errors of opening the logs of the current call
+        self._failures: Mapping[Key, LogcoreError] = {}
 
     def hear(self, now_ms: int) -> None:
+        # Called by the host before it delivers a result.
         self.now_ms = max(self.now_ms, now_ms)
 
     @property
@@ -163,7 +185,12 @@ class State:
         return self.logdir.node_id
 
     def log(self, topic: str, partition: int) -> Log:
-        """The log of a partition that when_open() was asked for. Raises TopicNotFoundError and what opening raised."""
+        """Return the log of a partition that was passed to when_open().
+
+        Raises:
+            TopicNotFoundError: the topic or the partition does not exist.
+            LogcoreError: the log could not be opened.
+        """
         key = topic, partition
         log = self.logdir.opened(topic, partition)
         if log is not None and not log.has_failed:
@@ -173,10 +200,15 @@ class State:
             raise self._failures[key]
         if partition not in self.logdir.partitions(topic):
             raise TopicNotFoundError(f"topic {topic!r} has no such partition", found=partition)
-        raise LogFailedError("the log has failed and will be opened again; try again")  # since when_open() has looked
+        # failed after when_open() checked it
+        raise LogFailedError("the log has failed and will be opened again; try again")
 
     def free_log(self, topic: str, partition: int) -> Log | None:
-        """The log of a partition if it is open and sound, and no request and no work for it waits."""
+        """Return the log of a partition if it is usable without waiting.
+
+        The log is open and has not failed, and no request and no work waits for it.
+        Otherwise, return None.
+        """
         key = topic, partition
         if key in self._lines or key in self._turns:
             return None
@@ -187,8 +219,11 @@ class State:
         return log
 
     def _is_to_open(self, key: Key) -> bool:
-        """Whether its log is to be opened, or has not taken in what another process did. Raises nothing: a topic may be
-        deleted in any moment, and what cannot be looked at is opened, which says why.
+        """Return whether the log must be opened, or refreshed after appends of another
+        process.
+
+        This raises no error, because a topic may be deleted at any time. A log that
+        cannot be checked counts as one to open, and opening it reports the error.
         """
         topic, partition = key
         try:
@@ -200,10 +235,11 @@ class State:
             return True
 
     def when_open(self, keys: Iterable[Key], handle: Callable[[], _T]) -> _T | Answer:
-        """handle(), once the logs of these partitions are open, or known not to open; an Answer when that takes time.
+        """Open the logs of these partitions if necessary, then call handle().
 
-        Logs are opened one after the other, those of several requests by turns, so that one request for many does not
-        keep the others waiting.
+        Return its result, or an Answer if opening takes time. Logs are opened one at a
+        time, and several requests alternate. So one request for many logs does not
+        delay the other requests.
         """
         those = list(dict.fromkeys(keys))
         if len(those) > waiting.PIECE:
@@ -211,7 +247,7 @@ class State:
         return self._open_first([key for key in those if self._is_to_open(key)], handle)
 
     def _look_and_open(self, keys: list[Key], handle: Callable[[], _T]) -> Steps[_T | Answer]:
-        """As when_open(), which looks for each key whether it is open."""
+        """Run when_open() for many keys: check in chunks which logs are not open."""
         missing = []
         pace = Pace()
         for key in keys:
@@ -222,7 +258,7 @@ class State:
         return self._open_first(missing, handle)
 
     def _open_first(self, missing: list[Key], handle: Callable[[], _T]) -> _T | Answer:
-        """handle(), once these were opened."""
+        """Call handle() once the missing logs were opened."""
         if not missing:
             return handle()
         answer = Answer()
@@ -232,7 +268,9 @@ class State:
     def _open_next(
         self, missing: list[Key], failures: dict[Key, LogcoreError], handle: Callable[[], object], answer: Answer
     ) -> None:
-        """Opens the last of the missing logs, then the others; after that sets the answer to what handle() gives."""
+        """Open the last of the missing logs, then the others, and then set the answer
+        to the result of handle().
+        """
         while missing and (self.is_stopping or not self._is_to_open(missing[-1])):
             missing.pop()
         if missing:
@@ -245,7 +283,8 @@ class State:
         response: object
         try:
             response = handle()
-        except Exception as error:  # called by a submitted job: no caller would pass it to the client
+        except Exception as error:
+            # this runs as a callback of submitted work, so no caller would pass it on
             response = error
         finally:
             self._failures = {}
@@ -270,9 +309,10 @@ class State:
         self._open_next(missing, failures, handle, answer)
 
     def make_room(self) -> None:
-        """Closes logs that were not used lately, so that another one may be opened."""
+        """Close the least recently used logs if the limit of open logs is reached."""
         most = self.most_logs()
-        if len(self.logdir.known_logs()) < most:  # which counts closed ones too, and takes no time
+        # this count includes closed logs, and is cheap
+        if len(self.logdir.known_logs()) < most:
             return
         open_logs = self.logdir.open_logs()
         open_count = len(open_logs)
@@ -295,13 +335,15 @@ class State:
             self.in_turn(_OPENING, partial(_close, [log for _, log in closing]), _ignore)
 
     def in_pieces(self, steps: Steps[_T]) -> _T | Answer:
-        """The response of a request that is done in steps, or the Answer that will hold it."""
+        """Return the response of a request that runs in steps, or the Answer that will
+        hold it.
+        """
         if self._failures:
             steps = self._with_failures(steps, self._failures)
         return self.pieces.run(steps)
 
     def _with_failures(self, steps: Steps[_T], failures: Mapping[Key, LogcoreError]) -> Steps[_T]:
-        """Steps of a request for which logs could not be opened: each of them has to see which."""
+        """Run the steps of a request, with the errors of its logs set during each step."""
         while True:
             self._failures = failures
             try:
@@ -314,8 +356,10 @@ class State:
             yield
 
     def in_order(self, keys: Iterable[Key], begin: Callable[[], Steps[_T]]) -> _T | Answer:
-        """As when_open(), in steps, and behind all earlier calls for one of the keys. Otherwise a call that waits for
-        many logs would be overtaken by a later one that waits for fewer.
+        """Open the logs and run the steps, after all earlier calls that share a key.
+
+        Without this order, a call that waits for many logs would be overtaken by a
+        later one that waits for fewer.
         """
         those = list(dict.fromkeys(keys))
         if not any(key in self._lines or self._is_to_open(key) for key in those):
@@ -333,7 +377,8 @@ class State:
                 try:
                     return self.when_open(those, lambda: self.in_pieces(until_over()))
                 except BaseException:
-                    self._leave(own)  # or those behind it would wait for ever
+                    # otherwise, later requests in the queues would never start
+                    self._leave(own)
                     raise
 
             answer_with(begin_when_open, answer)
@@ -359,8 +404,10 @@ class State:
         self._start_first(behind)
 
     def _start_first(self, candidates: Iterable[_InLine]) -> None:
-        """Starts those of them that are first in all their lines. One after the other in the loop below, and not one
-        inside the other: there may be hundreds, and each may start the next.
+        """Start those of the candidates that are first in all their queues.
+
+        A loop starts them one after the other instead of recursively: there may be
+        hundreds, and each may start the next.
         """
         for one in dict.fromkeys(candidates):
             if all(self._lines[key][0] is one for key in one.keys):
@@ -376,20 +423,26 @@ class State:
             self._is_starting = False
 
     def in_background(self, work: Callable[[], Any]) -> Answer:
-        """The answer that will hold the result of work(), or its error."""
+        """Return the answer that will hold the result of work(), or its exception."""
         answer = Answer()
         self.submit(work, answer.set)
         return answer
 
     def take_producer_id(self, done: Callable[[Any], None]) -> None:
-        """done(a producer id that was never given out, or the error). By turns: the first one may read all logs."""
+        """Call done() with a producer id that was never allocated before, or with the
+        error.
+
+        Allocations run one at a time, because the first one may read all logs.
+        """
         self.in_turn(_PRODUCER_IDS, self.logdir.next_producer_id, done)
 
     def in_turn(self, key: Hashable, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        """As submit, but one after the other for each key, in the order of the calls.
+        """Submit work so that the work of one key runs one item at a time, in the order
+        of the calls.
 
-        Work that has gathered meanwhile is done together: a thread for each append of a client that pipelines them
-        would cost more than the appends.
+        Work that arrives while other work of the key runs is executed as one batch. A
+        thread for each append of a client that pipelines appends would cost more than
+        the appends.
         """
         turns = self._turns.get(key)
         if turns is not None:
@@ -404,7 +457,8 @@ class State:
         self.submit(lambda: [_outcome(work) for work, _ in taken], partial(self._end_turns, key, taken))
 
     def _end_turns(self, key: Hashable, taken: list[_Turn], outcomes: Any) -> None:
-        if isinstance(outcomes, BaseException):  # nothing was done: the host is stopping
+        # no work was done because the host is stopping
+        if isinstance(outcomes, BaseException):
             outcomes = [outcomes] * len(taken)
         for (_, then), outcome in zip(taken, outcomes, strict=True):
             try:
@@ -417,14 +471,18 @@ class State:
             del self._turns[key]
 
     def has_turns(self, key: Hashable) -> bool:
-        """Whether earlier work of that key is not done."""
+        """Return whether earlier work of that key is not done."""
         return key in self._turns
 
     def open(self, topic: str, partition: int) -> Log:
-        """Opens a log, which waits for the disk. Raises TopicNotFoundError and what opening raises.
+        """Open a log and return it. This blocks on the disk.
 
-        A log that a failed write or sync has poisoned is opened again, which checks what is on disk; records that were
-        not acknowledged may be missing then.
+        A log with a failed write or sync is opened again, which checks the data on
+        disk. Records that were not acknowledged may be missing afterwards.
+
+        Raises:
+            TopicNotFoundError: the topic or the partition does not exist.
+            LogcoreError: the log could not be opened.
         """
         log = self.logdir.partition(topic, partition)
         if self.is_shared:
@@ -436,8 +494,10 @@ class State:
         return log
 
     def numbers_of(self, topic: str) -> tuple[int, ...]:
-        """The partitions of a topic, none if it does not exist. Another thread may delete it between two calls, so this
-        raises no TopicNotFoundError.
+        """Return the partitions of a topic, or an empty tuple if it does not exist.
+
+        Another thread may delete the topic between two calls, so this raises no
+        TopicNotFoundError.
         """
         if topic not in self.logdir:
             return ()
@@ -450,14 +510,15 @@ class State:
         return self.logdir.topic_id(topic).bytes
 
     def topic_of(self, topic_id: bytes) -> str | None:
-        """The name of a topic by its id, None when there is none."""
+        """Return the name of a topic by its id, or None if there is no such topic."""
         if self.is_shared and topic_id not in self._names:
-            self.logdir.refresh()  # another process may have made it
+            self.logdir.refresh()  # another process may have created it
         version = self.logdir.topics_version
         if version != self._names_version:
             names: dict[bytes, str] = {}
             for name in self.logdir.topics():
-                with contextlib.suppress(TopicNotFoundError):  # deleted in this moment, so that the version is another
+                # deleted concurrently: topics_version changes too
+                with contextlib.suppress(TopicNotFoundError):
                     names[self.topic_id(name)] = name
             names.pop(NO_ID, None)
             self._names = names
@@ -465,7 +526,10 @@ class State:
         return self._names.get(topic_id)
 
     def appended(self, topic: str, partition: int, log: Log, end: int, now_ms: int) -> None:
-        """To be called after an append: wakes fetches that wait for it, once it may be read."""
+        """Wake the fetches of a partition once appended records are visible to readers.
+
+        Call this after each append.
+        """
         key = topic, partition
         if log.high_watermark >= end:
             self.fetches.wake([key], now_ms)
@@ -473,8 +537,10 @@ class State:
             self.syncs.when_durable(log, end, lambda _: self.fetches.wake([key], now_ms))
 
     def follow(self, now_ms: int) -> None:
-        """Takes in what other processes have appended to the partitions that fetches wait for, and goes on doing so
-        while any fetch waits.
+        """Refresh the partitions that fetches wait for, if other processes appended to
+        them.
+
+        A timer repeats this while any fetch waits.
         """
         if not self.is_shared or self._follows:
             return
@@ -498,7 +564,11 @@ class State:
         self.fetches.wake([key], now_ms)
 
     def wake_readers(self, now_ms: int) -> None:
-        """Wakes fetches of partitions that were appended to by others than the broker's clients."""
+        """Wake the fetches of partitions whose high watermark has changed since the
+        last call.
+
+        These are appends that did not come from clients of this broker.
+        """
         before = self._visible
         now = {}
         for key in self.fetches.waited_for():

@@ -1,15 +1,20 @@
-"""The broker's coordinator of transactions: carries out what logcore.coordination.transactions decides.
+"""Runs the broker's transaction coordinator: executes the effects of
+logcore.coordination.transactions.
 
 Rules:
-- A record goes to `__transaction_state`, and is on disk before the coordinator hears of it, if the durability policy
-  has an append wait for the disk. Under other policies the next start aborts what a power cut has left open.
-- A marker goes to its partition behind all appends that came before it, and is as safe before the coordinator hears of
-  it. A marker in a partition of `__consumer_offsets` makes the offsets there count at once.
-- When a record could not be stored, the coordinator ends. Its effects are dropped, and another one loads what is
-  stored, behind all work that waits for its turn.
-- What is stored is read when the broker begins, since there may be transactions to end.
+- A record is appended to `__transaction_state`. It is durable before the coordinator is
+  notified, if the durability policy makes an append wait for the disk. With other
+  policies, the next start aborts transactions that a power loss left open.
+- A marker is appended to its partition after all earlier appends. It is as durable as a
+  record before the coordinator is notified. After a marker in a partition of
+  `__consumer_offsets`, the committed offsets of that partition are valid immediately.
+- When a record could not be stored, the coordinator ends and its effects are dropped.
+  Another coordinator loads the stored records, after all work that is queued.
+- The stored records are read when the broker starts, because there may be transactions
+  to end.
 
-Not here: how a request changes a transaction (logcore.coordination), requests and codes (handlers/transactions.py).
+This module does not decide how a request changes a transaction (logcore.coordination
+does), and maps no requests and codes (handlers/transactions.py does).
 """
 
 from __future__ import annotations
@@ -58,7 +63,7 @@ from netshim.waiting import Pace, Steps, as_value, guarded
 
 _log = logging.getLogger("netshim")
 
-#: Settings of the topic, as Kafka makes it.
+#: Settings of the topic, as Kafka creates it.
 TRANSACTIONS_CONFIG: Final = {
     "cleanup.policy": "compact",
     "compression.type": "uncompressed",
@@ -66,13 +71,14 @@ TRANSACTIONS_CONFIG: Final = {
 }
 _MARKER_BYTES: Final = 100
 
-#: Called with how a request ended. The coordinator knows a request by this.
+#: Called with the result of a request. The coordinator identifies a request by this
+#: function.
 Done = Callable[[Result], None]
 T = TypeVar("T")
 
 
 class TransactionHost:
-    """All transactions of a broker."""
+    """The transaction coordinator of a broker."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -85,26 +91,30 @@ class TransactionHost:
         )
         self._coordinator = self._new()
         state.remembered.holders.append(self.held_bytes)
-        self._timers: dict[str, int] = {}  # tokens of the broker's timers
-        self._effects: deque[tuple[Transactions, Effect]] = deque()  # not carried out yet
+        self._timers: dict[str, int] = {}  # tokens of timers by transactional id
+        # effects to execute, in order
+        self._effects: deque[tuple[Transactions, Effect]] = deque()
         self._is_acting = False
         self._is_loaded = False
         self._loading: list[Callable[[bool], None]] | None = None
         self._has_begun = False
-        self._expects_orphans = not state.logdir.was_clean  # after a loss of power
+        # a power loss may have left transactions open
+        self._expects_orphans = not state.logdir.was_clean
 
     def _new(self) -> Transactions:
         remembered = self._state.remembered
         return Transactions(self._state.settings.transaction_max_timeout_ms, remembered=remembered)
 
     def held_bytes(self) -> int:
-        """About how much memory all transactional ids take."""
+        """Return the approximate number of bytes that all transactional ids occupy."""
         return self._coordinator.held_bytes()
 
     # -- effects
 
     def _act(self, effects: Iterable[Effect]) -> None:
-        """Carries out effects, after those that came before them."""
+        """Execute effects after the earlier ones. Nested calls only queue their
+        effects.
+        """
         self._effects.extend((self._coordinator, effect) for effect in effects)
         if self._is_acting:
             return
@@ -153,7 +163,8 @@ class TransactionHost:
         now_ms = self._state.now_ms
 
         def write(log: Log) -> Receipt:
-            if coordinator.is_over:  # a record before this one failed, and another coordinator reads the stored records
+            # an earlier record failed, and another coordinator reads the stored records
+            if coordinator.is_over:
                 raise LogcoreError("the coordinator of this record is over")
             return log.append(value, key=key, timestamp_ms=now_ms, durability="os")
 
@@ -193,8 +204,9 @@ class TransactionHost:
         return self._is_loaded
 
     def begin(self, now_ms: int) -> None:
-        """Reads what is stored, if there is anything. To be called when the broker begins to work, and as often as
-        one likes.
+        """Load the stored transactions if their topic exists.
+
+        Call this when the broker starts. Further calls have no effect.
         """
         if not self._has_begun:
             self._has_begun = True
@@ -202,7 +214,7 @@ class TransactionHost:
                 self.load(now_ms, lambda _: None)
 
     def load(self, now_ms: int, done: Callable[[bool], None]) -> None:
-        """done(True) when what is stored is known, done(False) when it cannot be read now."""
+        """Load the stored transactions. Call done(True), or done(False) if that failed."""
         self._state.hear(now_ms)
         if self._is_loaded:
             done(True)
@@ -218,13 +230,19 @@ class TransactionHost:
                 self._have_loaded([])
 
     def _read(self, coordinator: Transactions, now_ms: int) -> list[Effect]:
-        """Lets a coordinator take over what the topic says now. Beside the loop, which 100,000 ids would hold for long;
-        nothing else is asked of the coordinator meanwhile. Raises LogcoreError, also for a record that is not
-        understood.
+        """Load the current records of the topic into a coordinator.
+
+        This runs outside the event loop, because 100,000 ids would block the loop. The
+        coordinator gets no other calls while it runs.
+
+        Raises:
+            LogcoreError: the topic cannot be read, or a record cannot be decoded.
         """
         logs = list(self._topic.logs())
         for log in logs:
-            sync_present(log)  # what was not synced before a failure is what the next records will stand on
+            # the next records will depend on records that were not synced before a
+            # failure
+            sync_present(log)
         effects = coordinator.load(stored_transactions(logs), now_ms)
         if self._expects_orphans:
             effects += coordinator.adopt(left_open(self._state.logdir), now_ms)
@@ -257,16 +275,23 @@ class TransactionHost:
     # -- requests
 
     def ask(self, request: Request, now_ms: int, done: Done) -> None:
-        """done(an Identity, None or a TransactionError), maybe before this returns. load() has to have succeeded."""
+        """Answer a request: call done(), possibly before this method returns.
+
+        The result is an Identity, None or a TransactionError. load() must have
+        succeeded before.
+        """
         self._state.hear(now_ms)
         if self._is_loaded:
             self._act(self._coordinator.ask(request, done, now_ms))
-        else:  # the coordinator of before is over, and the next one has not read what is stored
+        else:  # the previous coordinator has ended, and its successor is not loaded yet
             done(TransactionError.COORDINATOR_NOT_AVAILABLE)
 
     def verified(self, who: tuple[str, int, int], partition: Partition, write: Callable[[], T]) -> T | TransactionError:
-        """The result of write(), or the reason why a producer may not write to a partition now. who: transactional id,
-        producer id and epoch.
+        """Call write() and return its result if a producer may write to a partition
+        now.
+
+        Otherwise, return the error. `who` is a transactional id, a producer id and its
+        epoch.
         """
         if not self._is_loaded:
             return TransactionError.COORDINATOR_NOT_AVAILABLE
@@ -274,7 +299,11 @@ class TransactionHost:
         return write() if error is None else error
 
     def look(self, names: Collection[str] | None, done: Callable[[Any], None]) -> None:
-        """done(transactional id -> its last record on disk, of these ids or of all), or done(an error)."""
+        """Call done() with a dict from transactional id to its last durable record, or
+        with an error.
+
+        `names` selects the ids. None selects all.
+        """
         if names is None:
             done(self._coordinator.all())
             return
@@ -292,23 +321,31 @@ class TransactionHost:
         now_ms: int,
         told: Callable[[Partition, Exception | None], None],
     ) -> None:
-        """Writes markers for an admin tool, whatever this coordinator knows of the producer; told: called for each."""
+        """Write markers for an admin tool, whatever the coordinator's state of the
+        producer is.
+
+        `told` is called with the result for each partition.
+        """
         self._state.hear(now_ms)
         Markers(
             self._state, None, effect, now_ms, lambda *_: None, coordinator_epoch=coordinator_epoch, told=told
         ).write()
 
     def stop(self, now_ms: int) -> None:
-        """Answers all requests that wait. Records on their way to the disk are found by the next broker."""
+        """Answer all waiting requests.
+
+        The next broker reads the records that are being written.
+        """
         self._state.hear(now_ms)
         self._act(self._coordinator.end())
 
 
 class Markers:
-    """The markers of one transaction on their way to their partitions.
+    """Appends the markers of one transaction to its partitions.
 
-    done: is called with the coordinator and the partitions whose markers have to be tried again. coordinator: None for
-    markers that are tried only once. coordinator_epoch: what an admin tool says, None for the broker's own markers.
+    `done` is called with the coordinator and the partitions whose markers must be
+    retried. `coordinator` is None for markers without a retry. `coordinator_epoch` is
+    the epoch in the request of an admin tool, and None for the broker's own markers.
     """
 
     def __init__(
@@ -333,7 +370,7 @@ class Markers:
         self._left: set[Partition] = set()
 
     def write(self) -> None:
-        """Begins to write them; of a transaction in very many partitions in pieces."""
+        """Start to append the markers, in chunks if there are very many partitions."""
         begun = self._state.in_pieces(self._begin_each())
         if begun is not None:
             begun.then(_say_failure)
@@ -344,7 +381,8 @@ class Markers:
             if pace.is_over():
                 yield
             if partition[0] == OFFSETS_TOPIC:
-                # Groups that are read before the marker is stored, and used after it, would miss its offsets.
+                # Groups that are loaded before the marker is stored, but used
+                # afterwards, would lack the offsets of the transaction.
                 self._state.groups.load(self._now_ms, partial(self._when_groups_are_known, partition))
             else:
                 self._when_open(partition)
@@ -361,12 +399,12 @@ class Markers:
             answer.then(partial(self._opened, partition))
 
     def _opened(self, partition: Partition, result: Any) -> None:
-        """_enter() has run once the log was open. An error of it is one of the partition."""
+        """Complete the partition if _enter() raised an exception."""
         if isinstance(result, Exception):
             self._settle(partition, result)
 
     def _enter(self, partition: Partition) -> None:
-        """Takes the marker's place among the appends to the partition."""
+        """Append the marker after the earlier appends of the partition."""
         state = self._state
         if self._coordinator is not None and self._coordinator.is_over:
             return
@@ -378,7 +416,7 @@ class Markers:
             return
         key: Any = partition
         if topic == OFFSETS_TOPIC:
-            key = topic  # commits to all its partitions take their turns together
+            key = topic  # commits to all its partitions share one queue
         work = partial(self._append, log)
         then = partial(self._written, partition, log)
         if state.has_turns(key) or log.writer.may_wait(_MARKER_BYTES, self._now_ms, has_producer=True):
@@ -404,7 +442,9 @@ class Markers:
         )
 
     def _home_epoch(self) -> int:
-        """The leader epoch of the log that keeps the records of the transaction, 0 where there are none."""
+        """Return the leader epoch of the log that stores the transaction, or 0 without
+        one.
+        """
         name = self._effect.transaction.transactional_id
         logdir = self._state.logdir
         if not name or TRANSACTIONS_TOPIC not in logdir:
@@ -436,10 +476,13 @@ class Markers:
             self._done(self._coordinator, frozenset(self._left))
 
     def _is_refused(self, error: Exception) -> bool:
-        """Whether the log refuses the marker for good, so that it is not tried again."""
+        """Return whether the log refuses the marker permanently, so that it is not
+        retried.
+        """
         if isinstance(error, InvalidRecordError | CoordinatorFencedError):
-            # Numbers that no producer has, or an old coordinator epoch: a client's request may have them. The own
-            # coordinator was not replaced by another: taken as done, its transaction would stay open.
+            # A client's request may contain invalid producer numbers or an old
+            # coordinator epoch. The broker's own coordinator is always the current one.
+            # If its marker counted as done, the transaction would remain open.
             return self._coordinator is None
         return isinstance(error, TopicNotFoundError | InvalidProducerEpochError)
 
@@ -450,7 +493,7 @@ def _say_failure(result: Any) -> None:
 
 
 def _tell(waiter: Any, result: Result) -> None:
-    """Calls a waiter. An error of it must not keep the next effects from being carried out."""
+    """Call a waiter and log its exception, which must not stop the next effects."""
     try:
         waiter(result)
     except Exception:

@@ -1,11 +1,15 @@
-"""How the parts of a broker wait: for an answer, a time, an append, a sync, their turn.
+"""How the parts of a broker wait: for an answer, a time, an append, a sync or a turn.
 
 Rules:
-- One thread. Everything here is called from the broker's thread, except the work given to `submit`.
-- Nothing here reads a clock or waits: the time comes with each call, what must happen later is a timer or an Answer.
-- An error of one waiter is not for the others, nor for the caller that woke them.
-- A handler that goes through all a request names does so in Steps, for a request may name 100,000 partitions: after
-  PIECE of them others have their turn. What it has seen may have changed by the next one.
+- The broker has one thread. Every function here is called from it, except for the work
+  that is given to `submit`.
+- This module reads no clock and never blocks. The time is an argument of each call, and
+  delayed actions use a timer or an Answer.
+- An exception in one waiter must not reach the other waiters or the caller that woke
+  them.
+- Handlers process large requests in steps (Steps) and yield to the event loop after
+  each chunk of PIECE entries, because one request may list 100,000 partitions. The
+  state may have changed by the next chunk.
 """
 
 from __future__ import annotations
@@ -24,39 +28,46 @@ from logcore.coordination import timers
 _log = logging.getLogger("netshim")
 
 _T = TypeVar("_T")
-#: Work on a request that yields where a piece of it is over, and returns the response.
+#: Work on a request. The generator yields after each chunk and returns the response.
 Steps = Generator[None, None, _T]
-#: So many partitions, topics or names of a request are a piece: some 10 ms where each costs most.
+#: Number of partitions, topics or names of a request in one chunk. A chunk takes some
+#: 10 ms with the most expensive kind of entry.
 PIECE: Final = 1_000
-#: Requests in pieces at a time, for each holds what it has so far.
+#: Maximum number of requests that are processed in chunks at the same time. Each of
+#: them holds its partial result in memory.
 MOST_IN_PIECES: Final = 16
 
-#: Runs work where it may wait for the disk, then calls done(result or exception) in the broker's thread.
+#: Runs work that may block on the disk, then calls done(result or
+#: exception) in the broker's thread.
 Submit = Callable[[Callable[[], Any], Callable[[Any], None]], None]
-#: Calls a function in another turn of the loop.
+#: Calls a function in another iteration of the event loop.
 Later = Callable[[Callable[[], None]], object]
 
 
 class CloseConnection(Exception):
-    """Raised to end the connection: its bytes are not our protocol, or no answer would be right."""
+    """Raised to close the connection: its bytes are not our protocol, or no response
+    would be right.
+    """
 
 
 class Answer:
-    """A response that comes later: set once, and told to the caller that asked for it.
+    """A response that becomes available later. It is set once and passed to a callback.
 
-    Once it is set or cancelled, an answer drops its callbacks. The callbacks refer to other answers and back to this
-    one, so keeping them would leave every delayed response to the cycle collector.
-
-    held_bytes: about how much memory its request takes until it is answered.
-    is_parked: it waits for records or for other members, for as long as the client said, and nothing works on it.
-    is_in_pieces: until it is set, its connection begins no other request, which might overtake the rest of it.
+    Once it is set or cancelled, an answer drops its callbacks. The callbacks refer to
+    other answers and back to this one, so keeping them would leave every delayed
+    response to the cycle collector.
     """
 
     __slots__ = ("_cancel", "_then", "held_bytes", "is_cancelled", "is_in_pieces", "is_parked", "is_set", "value")
 
     def __init__(self, *, is_parked: bool = False, is_in_pieces: bool = False) -> None:
+        #: True while the request waits for records or for other members, for at most
+        #: the time in the request. A parked request uses no capacity of the broker.
         self.is_parked = is_parked
+        #: True if the connection must start no other request until this one is set. A
+        #: later request might overtake the remaining chunks.
         self.is_in_pieces = is_in_pieces
+        #: Approximate number of bytes that the request occupies until it is answered.
         self.held_bytes = 0
         self.is_set = False
         self.is_cancelled = False
@@ -65,7 +76,7 @@ class Answer:
         self._cancel: Callable[[], None] | None = None
 
     def set(self, value: Any) -> None:
-        """Only the first value counts."""
+        """Set the value and pass it to the callback. Later calls have no effect."""
         if not self.is_set:
             self.value = value
             self.is_set = True
@@ -75,12 +86,15 @@ class Answer:
                 then(value)
 
     def when_cancelled(self, action: Callable[[], None]) -> None:
-        """Calls action if the client leaves before the answer is set."""
+        """Call `action` if the client disconnects before the answer is set."""
         if not self.is_set:
             self._cancel = action
 
     def cancel(self) -> None:
-        """The client is gone. What cannot be undone goes on, and its answer is dropped."""
+        """Cancel the answer because the client has disconnected.
+
+        Work that cannot be undone continues, and its result is dropped.
+        """
         action = self._cancel
         self._then = self._cancel = None
         self.is_cancelled = True
@@ -88,7 +102,7 @@ class Answer:
             action()
 
     def then(self, callback: Callable[[Any], None]) -> None:
-        """Calls callback(value) once the answer is set, unless it is cancelled first."""
+        """Call callback(value) once the answer is set, unless it is cancelled first."""
         if self.is_set:
             callback(self.value)
         elif not self.is_cancelled:
@@ -99,10 +113,11 @@ _E = TypeVar("_E", bound=BaseException)
 
 
 def as_value(error: _E) -> _E:
-    """The error without its traceback and those of its causes, for an error that is kept like a result.
+    """Return the error without tracebacks, so that it can be kept like a result.
 
-    The frames of a traceback, and those that called them, refer to whatever holds the error. Such a cycle would keep
-    the request and the bytes of its connection until the collector runs.
+    The tracebacks of its causes are removed too. The frames of a traceback, and their
+    callers, refer to the object that holds the error. Such a cycle would keep the
+    request and the bytes of its connection until the cycle collector runs.
     """
     each: BaseException | None = error
     while each is not None:
@@ -112,7 +127,10 @@ def as_value(error: _E) -> _E:
 
 
 def guarded(action: Callable[[Any], None], argument: Any) -> None:
-    """Calls one of several waiters; an error of it is not for the others, nor for the caller that woke them."""
+    """Call one of several waiters and log its exception.
+
+    The exception must not reach the other waiters or the caller that woke them.
+    """
     try:
         action(argument)
     except Exception:
@@ -120,7 +138,7 @@ def guarded(action: Callable[[Any], None], argument: Any) -> None:
 
 
 def pass_on(response: object, answer: Answer) -> None:
-    """Sets an answer that was given out already, now or when the response has come."""
+    """Set an answer that a caller already holds, now or once the response is available."""
     if not isinstance(response, Answer):
         answer.set(response)
         return
@@ -131,8 +149,10 @@ def pass_on(response: object, answer: Answer) -> None:
 
 
 def answer_with(handle: Callable[[], object], answer: Answer) -> None:
-    """Sets an answer that was given out already to the result of handle(), or to its error: no caller above would pass
-    that to the client.
+    """Set an answer that a caller already holds to the result of handle().
+
+    An exception of handle() becomes the value, because no caller would pass it to the
+    client.
     """
     try:
         response = handle()
@@ -142,7 +162,7 @@ def answer_with(handle: Callable[[], object], answer: Answer) -> None:
 
 
 class Pace:
-    """Says when a piece of a request is over. One for each request."""
+    """Counts the entries of one request and reports the end of each chunk."""
 
     __slots__ = ("_left",)
 
@@ -150,7 +170,9 @@ class Pace:
         self._left = PIECE
 
     def is_over(self) -> bool:
-        """To be asked once for each partition, topic or name."""
+        """Return whether the chunk is complete. Call this once for each partition,
+        topic or name.
+        """
         self._left -= 1
         if self._left > 0:
             return False
@@ -159,7 +181,7 @@ class Pace:
 
 
 def whole(steps: Steps[_T]) -> _T:
-    """The response of steps that are done at once."""
+    """Run all steps without yielding to the event loop, and return the response."""
     while True:
         try:
             next(steps)
@@ -169,7 +191,9 @@ def whole(steps: Steps[_T]) -> _T:
 
 
 class Pieces:
-    """Requests in pieces. A turn of the loop does one piece of one of them, whatever their number."""
+    """Runs requests in chunks: each iteration of the event loop runs one chunk of one
+    request.
+    """
 
     def __init__(self, later: Later) -> None:
         self._later = later
@@ -181,8 +205,11 @@ class Pieces:
         return len(self._line) >= MOST_IN_PIECES
 
     def run(self, steps: Steps[_T]) -> _T | Answer:
-        """Does the first piece. The response if that was all, else the Answer that will hold it. Raises what the first
-        piece raises. Where too many requests are in pieces, all is done at once.
+        """Run the first chunk and return the response if that completed the request.
+
+        Otherwise, return the Answer that will hold the response. If MOST_IN_PIECES requests
+        are already in progress, run all chunks at once. Exceptions of the chunks that run
+        here are raised.
         """
         try:
             next(steps)
@@ -202,7 +229,7 @@ class Pieces:
             self._later(self._next)
 
     def finish(self) -> None:
-        """Does all that is left, since no turn of the loop may come any more."""
+        """Run all remaining chunks, because the event loop may not run again."""
         while self._line:
             self._next()
 
@@ -226,7 +253,7 @@ class Pieces:
 
 
 class Timers:
-    """Actions to be called at a time. A timer that is not wanted any more is cancelled by its token."""
+    """Actions that run at a deadline. A timer is cancelled by its token."""
 
     def __init__(self) -> None:
         self._timers: timers.Timers[int] = timers.Timers()
@@ -234,7 +261,9 @@ class Timers:
         self._tokens = itertools.count(1)
 
     def at(self, deadline_ms: int, action: Callable[[int], None]) -> int:
-        """Has action(now_ms) called at or after the deadline; returns the token."""
+        """Schedule action(now_ms) for the deadline or later, and return the token of
+        the timer.
+        """
         token = next(self._tokens)
         self._actions[token] = action
         self._timers.at(deadline_ms, token)
@@ -246,7 +275,7 @@ class Timers:
 
     @property
     def next_ms(self) -> int | None:
-        """When the next one is due."""
+        """Return the deadline of the next timer, or None."""
         return self._timers.next_ms
 
     def run(self, now_ms: int) -> None:
@@ -255,7 +284,7 @@ class Timers:
 
 
 class Waiting:
-    """Actions that wait for something to happen to keys."""
+    """Actions that wait for events of keys, such as an append to a partition."""
 
     def __init__(self) -> None:
         self._by_key: dict[Key, set[Callable[[int], None]]] = {}
@@ -273,33 +302,43 @@ class Waiting:
                     del self._by_key[key]
 
     def wake(self, keys: Iterable[Key], now_ms: int) -> None:
-        """Calls those who wait for any of the keys, each once."""
+        """Call each action that waits for any of the keys, once."""
         if not self._by_key:
             return
         for action in {action for key in keys for action in self._by_key.get(key, ())}:
             guarded(action, now_ms)
 
     def waited_for(self) -> list[Key]:
-        """The keys that actions wait for."""
+        """Return the keys that actions wait for."""
         return list(self._by_key)
 
 
 class Syncs:
-    """Waits for records to be on disk. One sync of a log runs at a time, for all that wait when it begins."""
+    """Waits until records are durable.
+
+    At most one sync of a log runs at a time. It serves all waiters that were registered
+    when it started.
+    """
 
     def __init__(self, submit: Submit, *, policy_waits: bool = True) -> None:
-        """policy_waits: whether the durability policy has an append wait for the disk."""
+        """Initialize the queue of waiters.
+
+        `policy_waits` is whether the durability policy makes an append wait for the
+        disk.
+        """
         self._submit = submit
         self._policy_waits = policy_waits
         self._waiting: dict[Log, list[tuple[int, Callable[[LogcoreError | None], None]]]] = {}
         self._running: set[Log] = set()
 
     def is_waiting_for(self, log: Log) -> bool:
-        """Whether a sync of the log runs or is waited for."""
+        """Return whether a sync of the log is running or has waiters."""
         return log in self._running or log in self._waiting
 
     def when_durable(self, log: Log, end: int, done: Callable[[LogcoreError | None], None]) -> None:
-        """Calls done(None) once all below offset end is on disk, or done(error) when that failed."""
+        """Call done(None) once all records below `end` are durable, or done(error) if
+        the sync failed.
+        """
         if log.durable_end_offset >= end:
             done(None)
             return
@@ -307,7 +346,12 @@ class Syncs:
         self._start(log)
 
     def when_safe(self, log: Log, end: int, done: Callable[[LogcoreError | None], None]) -> None:
-        """As when_durable(), as far as the durability policy waits for the disk; else done(None) at once."""
+        """Call done(None) once the records below `end` are as durable as the policy
+        requires.
+
+        If the policy waits for the disk, this is when_durable(). Otherwise, done(None)
+        is called immediately.
+        """
         if self._policy_waits:
             self.when_durable(log, end, done)
         else:
@@ -334,7 +378,7 @@ class Syncs:
                 guarded(done, None)
             elif error is not None:
                 guarded(done, error)
-            else:  # came while the sync was running, which need not cover it
+            else:  # Added while the sync was running: it may not cover these records.
                 kept.append((end, done))
         if kept:
             self._waiting.setdefault(log, [])[:0] = kept

@@ -1,11 +1,13 @@
-"""Fetch: stored batches to clients.
+"""Fetch: sends stored batches to clients.
 
 Rules (wire protocol section 5):
-- Each partition of a request succeeds or fails alone.
-- Batches leave as they are stored, as views.
-- A request that has nothing to say yet waits for an append or its time, whichever is first.
-- One that waits for more than a byte is not rebuilt at each append, but as soon as it might have enough. What
-  was stored before it waited, and became readable since by a sync or a marker, counts as well.
+- Each partition of a request succeeds or fails independently.
+- Batches are sent as they are stored, as views.
+- A request without enough data waits for an append or for its deadline, whichever is
+  first.
+- A request that waits for more than one byte is not evaluated again at each append, but
+  as soon as it might have enough bytes. Records from before the wait that became
+  readable since then, by a sync or a marker, count as well.
 """
 
 from __future__ import annotations
@@ -32,25 +34,29 @@ if TYPE_CHECKING:
         FetchResponse,
     )
 
-    #: What is asked of a partition: its topic, the topic's name (None for an unknown id), the partition.
+    #: A requested partition: its topic, the topic's name (None for an unknown id), the
+    #: partition.
     _Wanted = tuple[FetchRequest.Topic, str | None, FetchRequest.Topic.Partition]
 
-#: A fetch waits no longer than this, whatever its client would bear: a connection that is gone must be noticed.
+#: Maximum time that a fetch waits, even if its client allows more. Otherwise, a broken
+#: connection would not be detected.
 _MAX_WAIT_MS: Final = 30_000
-#: An older Fetch of a topic whose own `compression.type` is zstd is refused. As in Kafka, zstd batches of other topics
-#: are sent to every client: many clients can read zstd although they use an old Fetch.
+#: First version that may read a topic whose own `compression.type` is zstd. As in
+#: Kafka, zstd batches of other topics are sent to every client, because many clients
+#: can read zstd although they use an older Fetch.
 _ZSTD_SINCE: Final = 10
 
 
 def fetch(request: FetchRequest, call: Call, state: State) -> FetchResponse | Answer:
-    """Stored batches of the partitions asked for; waits up to max_wait_ms for min_bytes of them.
+    """Return stored batches of the requested partitions.
 
-    Sessions (KIP-227) are declined by answering session id 0, which every client copes with.
+    The answer waits up to max_wait_ms for min_bytes. The broker declines fetch sessions
+    (KIP-227) with session id 0, which every client supports.
     """
     names: list[str | None]
     if call.version < 13:
         names = [topic.topic for topic in request.topics]
-    else:  # by their ids; None for an unknown one
+    else:  # topics have ids; the name of an unknown id is None
         names = [state.topic_of(topic.topic_id) for topic in request.topics]
     asked = [
         (name or "", partition.partition)
@@ -70,19 +76,25 @@ def fetch(request: FetchRequest, call: Call, state: State) -> FetchResponse | An
 
 
 def _fetch(request: FetchRequest, names: list[str | None], call: Call, state: State) -> Steps[FetchResponse | Answer]:
-    """As fetch(). The logs are open; names: of the topics in the request."""
+    """Run fetch() once the logs are open. `names` are the names of the requested
+    topics.
+    """
     response_type = wire.FETCH.Response
     if request.session_id and request.session_epoch > 0:
         return response_type(error_code=codes.FETCH_SESSION_ID_NOT_FOUND)
+    # Step 1: list the requested partitions, each of them once.
     wanted: list[_Wanted] = []
-    missing: set[int] = set()  # places in `wanted` of what does not exist; as in Kafka, the others are waited for
+    # positions in `wanted` of missing partitions; as in Kafka, the others are still
+    # waited for
+    missing: set[int] = set()
     seen: set[tuple[str | None, int]] = set()
     pace = Pace()
     for name, topic in zip(names, request.topics, strict=True):
         for partition in topic.partitions:
             if pace.is_over():
                 yield
-            if (name, partition.partition) not in seen or name is None:  # once is enough
+            # duplicates are ignored
+            if (name, partition.partition) not in seen or name is None:
                 seen.add((name, partition.partition))
                 if name is None or partition.partition not in state.numbers_of(name):
                     missing.add(len(wanted))
@@ -93,21 +105,24 @@ def _fetch(request: FetchRequest, names: list[str | None], call: Call, state: St
         if name is not None and at not in missing
     ]
     growth = None
-    if request.max_wait_ms > 0 and request.min_bytes > 1:  # others append meanwhile: what is looked at later may count
+    # measured before the logs are read, because others append concurrently
+    if request.max_wait_ms > 0 and request.min_bytes > 1:
         growth = _Growth(_extent(keys, state, committed=request.isolation_level == 1))
+    # Step 2: read the logs.
     was_called = False
 
     def note(_: int) -> None:
         nonlocal was_called
         was_called = True
 
-    # Between two pieces records may be appended to a partition that was looked at.
+    # Between two chunks, records may be appended to a partition that was already read.
     noted = keys if request.max_wait_ms > 0 and len(wanted) >= waiting.PIECE else []
     state.fetches.add(noted, note)
     try:
         response, size, settled = yield from _collect(request, wanted, missing, call, state)
     finally:
         state.fetches.remove(noted, note)
+    # Step 3: respond, or wait for more records.
     deadline_ms = call.now_ms + min(request.max_wait_ms, _MAX_WAIT_MS)
     if (
         settled
@@ -123,28 +138,35 @@ def _fetch(request: FetchRequest, names: list[str | None], call: Call, state: St
 
 @attrs.frozen
 class _Extent:
-    """How far some logs go. written: bytes ever appended to them. taken: a number that changes when records of one are
-    deleted or truncated. readable, ends: of each, up to where the request may read, and where it ends.
-    """
+    """The extent of some logs at one moment."""
 
+    #: Bytes ever appended to the logs.
     written: int
+    #: A number that changes when records of one of the logs are deleted or truncated.
     taken: int
+    #: For each log, the offset up to which the request may read.
     readable: list[int]
+    #: For each log, its end offset.
     ends: list[int]
 
 
 class _Growth:
-    """What a request that waits might get beyond what it found last. None as an extent: a log was not open."""
+    """Estimates whether a waiting request could get more bytes than at its last
+    evaluation.
+
+    An extent of None means that a log was not open.
+    """
 
     def __init__(self, extent: _Extent | None) -> None:
-        """extent: taken before the logs were read."""
+        """Initialize with an extent that was measured before the logs were read."""
         self._found = extent
-        self._surely_found: int | None = None  # so many of the bytes that were ever written were readable
+        # a lower bound for the readable part of `written`
+        self._surely_found: int | None = None
         if extent is not None and extent.readable == extent.ends:
             self._surely_found = extent.written
 
     def may_reach(self, missing: int, now: _Extent | None) -> bool:
-        """Whether as many more bytes may be readable, or records were removed."""
+        """Return whether `missing` more bytes may be readable, or records were removed."""
         found = self._found
         if now is None or found is None or now.taken != found.taken:
             return True
@@ -155,7 +177,7 @@ class _Growth:
         return not 0 <= now.written - self._surely_found < missing
 
     def found(self, now: _Extent | None) -> None:
-        """The logs were read after `now` was taken."""
+        """Record that the logs were read after `now` was measured."""
         before = self._found
         self._found = now
         if now is None or before is None or now.taken != before.taken:
@@ -169,8 +191,9 @@ class _Growth:
 class _ParkedFetch:
     """A request that waits for appends to its partitions, or for its deadline.
 
-    One object with methods, not closures that refer to each other: those would be garbage that only the cycle
-    collector frees, at every Fetch that waits.
+    This is one object with methods instead of closures that refer to each other. Such
+    closures would be garbage that only the cycle collector frees, for every Fetch that
+    waits.
     """
 
     __slots__ = (
@@ -202,7 +225,7 @@ class _ParkedFetch:
         size: int,
         growth: _Growth | None,
     ) -> None:
-        """size: bytes that the request could have now."""
+        """Initialize the request. `size` is the number of bytes that it could get now."""
         self._request = request
         self._wanted = wanted
         self._missing = missing
@@ -218,7 +241,9 @@ class _ParkedFetch:
         self._answer = Answer()
 
     def park(self, *, looks_again: bool) -> Answer:
-        """looks_again: something has come since it was looked for."""
+        """Start to wait. `looks_again` means that records may have arrived since the
+        logs were read.
+        """
         answer = self._answer
         self._timer = self._state.timers.at(self._deadline_ms, self._look)
         self._state.fetches.add(self._keys, self._look)
@@ -249,7 +274,8 @@ class _ParkedFetch:
         self._is_looking = True
         try:
             found = state.in_pieces(_collect(self._request, self._wanted, self._missing, self._call, state))
-        except Exception as error:  # it belongs to this request, not to the one that woke it
+        except Exception as error:
+            # the exception belongs to this request, not to its waker
             self._finish(error)
             return
         if isinstance(found, Answer):
@@ -269,13 +295,14 @@ class _ParkedFetch:
         self._size = size
         if self._growth is not None:
             self._growth.found(now)
-        if self._was_called:  # in the pieces that were done by then something may have changed
+        # something may have changed in the chunks that were already read
+        if self._was_called:
             self._was_called = False
             self._look(now_ms)
 
 
 def _extent(keys: list[tuple[str, int]], state: State, *, committed: bool) -> _Extent | None:
-    """None when one of the logs is not open, or cannot be read."""
+    """Measure the logs. Return None if one of them is not open or cannot be read."""
     written = 0
     taken = 0
     readable = []
@@ -284,7 +311,8 @@ def _extent(keys: list[tuple[str, int]], state: State, *, committed: bool) -> _E
         log = state.logdir.opened(topic, partition)
         if log is None:
             return None
-        # In this order, since others append meanwhile: what was readable at first had been written by then.
+        # The order matters because others append concurrently: bytes that were readable
+        # in the first step are included in the second.
         if committed:
             try:
                 readable.append(log.last_stable_offset)
@@ -301,8 +329,11 @@ def _extent(keys: list[tuple[str, int]], state: State, *, committed: bool) -> _E
 def _collect(
     request: FetchRequest, wanted: list[_Wanted], missing: set[int], call: Call, state: State
 ) -> Steps[tuple[FetchResponse, int, bool]]:
-    """(response, bytes of records in it, whether it has to go out at once). missing: places in `wanted` of what did not
-    exist when the request came.
+    """Read the logs and return (response, bytes of records, whether to respond at
+    once).
+
+    `missing` contains the positions in `wanted` of partitions that did not exist when
+    the request arrived.
     """
     response_type = wire.FETCH.Response
     topic_type = response_type.Topic
@@ -323,7 +354,8 @@ def _collect(
         part = partition_type(partition_index=partition.partition, high_watermark=-1, records=b"")
         topics[-1].partitions.append(part)
         try:
-            # The topic may have been deleted while the request waited; a new topic of that name has another id.
+            # The topic may have been deleted while the request waited. A new topic of
+            # the same name has another id.
             if name is None or (
                 call.version >= 13 and (name not in state.logdir or state.topic_id(name) != asked.topic_id)
             ):
@@ -332,14 +364,17 @@ def _collect(
                 continue
             log = state.log(name, partition.partition)
             part.aborted_transactions = None
+            # Step 1: check the client's leader epoch and version.
             part.error_code = check_epoch(log, partition.current_leader_epoch)
             if not part.error_code and call.version < _ZSTD_SINCE and log.config.compression_type == "zstd":
                 part.error_code = codes.UNSUPPORTED_COMPRESSION_TYPE
             if part.error_code:
                 settled = True
                 continue
-            # The client says which epoch its last record has. If that ended earlier in this log, the log was truncated
-            # since, and the client learns up to where its records are those of the log.
+            # Step 2: check for divergence. The request contains the epoch of the
+            # client's last record. If that epoch ends earlier in this log, the log was
+            # truncated since then. The response contains the offset up to which the
+            # client's records match the log.
             if partition.last_fetched_epoch >= 0:
                 epoch, end = log.end_of_epoch(partition.last_fetched_epoch)
                 if end < 0 or partition.fetch_offset < log.log_start_offset:
@@ -355,13 +390,16 @@ def _collect(
                         part.last_stable_offset = log.last_stable_offset
                     settled = True
                     continue
+            # Step 3: read the batches.
             offset = partition.fetch_offset
             start = log.log_start_offset
             high_watermark = log.high_watermark
-            stable = high_watermark  # up to where the client may read: with read_committed not into an open transaction
+            # the end of the readable records; read_committed excludes open transactions
+            stable = high_watermark
             if committed:
                 stable = log.last_stable_offset
-            # There is something to read, or stored() raises that the offset lies outside the log.
+            # Either there are records to read, or stored() raises because the offset is
+            # out of range.
             if offset < stable or not start <= offset <= log.log_end_offset:
                 most = min(left, partition.partition_max_bytes)
                 pieces = log.stored(offset, stable, max_bytes=most, at_least_one=not total)

@@ -1,10 +1,13 @@
-"""Produce: batches from clients into logs.
+"""Produce: appends batches from clients to logs.
 
 Rules (wire protocol section 5):
-- Each partition of a request succeeds or fails alone.
-- Batches are stored as they came. The log checks a batch; the rules of the Produce request are checked here.
-- From version 12 on, a transaction begins at sequence 0 in each partition. So a batch whose predecessor was refused,
-  while its partition was being added, is refused too: stored first, it would keep the predecessor out for ever.
+- Each partition of a request succeeds or fails independently.
+- Batches are stored unchanged. The log validates a batch, and this module checks the
+  rules of the Produce request.
+- From version 12, a transaction starts at sequence 0 in each partition. If a batch is
+  refused while its partition is being added to the transaction, its successor is
+  refused too. If the successor were stored first, the log would refuse the first batch
+  in each retry.
 """
 
 from __future__ import annotations
@@ -39,20 +42,22 @@ if TYPE_CHECKING:
         ProduceResponse,
     )
 
-#: How an append ends.
+#: The result of an append.
 _Outcome = Receipt | Exception | TransactionError
-#: Producer id and epoch, and where they stand in a batch.
+#: Producer id and epoch, and their position in a batch.
 _PRODUCER: Final = struct.Struct(">qh")
 _PRODUCER_POSITION: Final = 43
-#: The sequence of the first record of a batch, and where it stands.
+#: The sequence of the first record of a batch, and its position.
 _SEQUENCE: Final = struct.Struct(">i")
 _SEQUENCE_POSITION: Final = 53
-#: From which version on Produce adds its partitions to the transaction, and knows TRANSACTION_ABORTABLE.
+#: First version in which Produce adds its partitions to the transaction, and first
+#: version with TRANSACTION_ABORTABLE.
 _ADDS_SINCE: Final = 12
 _ABORTABLE_SINCE: Final = 11
-#: From which version on topics are named by their ids.
+#: First version that identifies topics by their ids.
 _IDS_SINCE: Final = 13
-#: Refusals with which Kafka tells where the log begins: its log has checked the batch.
+#: Refusals in which Kafka includes the log start offset, because its log has validated
+#: the batch.
 _SAYS_LOG_START: Final = frozenset(
     (
         codes.INVALID_RECORD,
@@ -64,9 +69,11 @@ _SAYS_LOG_START: Final = frozenset(
 
 
 def produce(request: ProduceRequest, call: Call, state: State) -> ProduceResponse | Answer | None:
-    """Appends; with acks=all the answer waits for what the directory's durability policy promises.
+    """Append the batches of a request.
 
-    A transactional request first waits until transactions are known, and from version 12 on adds its partitions.
+    With acks=all, the answer waits until the batches are as durable as the durability
+    policy promises. A transactional request first waits until transactions are loaded,
+    and from version 12 it adds its partitions to the transaction.
     """
     if call.version >= _IDS_SINCE:
         for topic in request.topic_data:
@@ -96,7 +103,8 @@ def produce(request: ProduceRequest, call: Call, state: State) -> ProduceRespons
             partitions=frozenset(known),
             client_version=2,
         )
-        state.transactions.ask(asked, call.now_ms, go_on)  # if it fails, each partition is refused when it is verified
+        # if this fails, each partition is refused when it is verified
+        state.transactions.ask(asked, call.now_ms, go_on)
 
     answer = Answer()
     state.transactions.load(call.now_ms, add)
@@ -104,7 +112,9 @@ def produce(request: ProduceRequest, call: Call, state: State) -> ProduceRespons
 
 
 def _transactional(request: ProduceRequest) -> tuple[set[tuple[str, int]], set[tuple[int, int]]]:
-    """The partitions that get transactional batches, and the ids and epochs of the producers of these."""
+    """Return the partitions with transactional batches, and their producer ids and
+    epochs.
+    """
     partitions = set()
     producers = set()
     for topic in request.topic_data:
@@ -133,7 +143,7 @@ def _produce_in_order(request: ProduceRequest, call: Call, state: State) -> Prod
 
 
 def _keep(request: ProduceRequest) -> None:
-    """Copies the records of a request that waits: they lie in a buffer that will hold other requests."""
+    """Copy the records of a request that waits, because its buffer will be reused."""
     for topic in request.topic_data:
         for partition in topic.partition_data:
             if partition.records is not None:
@@ -141,8 +151,11 @@ def _keep(request: ProduceRequest) -> None:
 
 
 def _produce_one(request: ProduceRequest, call: Call, state: State) -> ProduceResponse | Answer | None:
-    """The usual request: one sound batch for one partition whose log is open and busy with nothing else. None for
-    all others, of which nothing is done then. They take the long way, whose answers are the same.
+    """Handle the usual request: one valid batch for one partition, whose log is open
+    and idle.
+
+    Return None for every other request, without any change. The general path handles
+    these requests, and gives the same answers.
     """
     topics = request.topic_data
     if len(topics) != 1 or len(topics[0].partition_data) != 1 or request.acks not in (1, -1):
@@ -184,7 +197,9 @@ def _append(log: Log, records: Buffer) -> Receipt | Exception:
 
 
 def _append_from_0(log: Log, records: Buffer) -> _Outcome:
-    """As _append(), for the batch of a transaction whose first one in the log has to have sequence 0."""
+    """Append a batch, which must have sequence 0 if it is the first of its producer in
+    the log.
+    """
     (sequence,) = _SEQUENCE.unpack_from(records, _SEQUENCE_POSITION)
     producer_id, _ = _PRODUCER.unpack_from(records, _PRODUCER_POSITION)
     try:
@@ -212,18 +227,20 @@ def _append_verified(
 
 
 def _may_wait(log: Log, records: Buffer) -> bool:
-    """Whether an append of this batch has to be done beside the loop."""
+    """Return whether the append may block, so that it must run outside the event loop."""
     newest = int.from_bytes(records[35:43], "big", signed=True)
     return log.writer.may_wait(len(records), newest, has_producer=records[43] < 0x80)
 
 
 def _has_to_wait(log: Log, end: int) -> bool:
-    """Whether who wants acks=all is answered only once all below end is on disk."""
+    """Return whether a request with acks=all must wait for a sync up to `end`."""
     return log.durability.waits and log.durable_end_offset < end
 
 
 def _accept(result: ProduceResponse.Topic.Partition, log: Log, receipt: Receipt) -> int:
-    """Tells where a batch was stored; returns the offset behind it."""
+    """Write the position of a stored batch into the result, and return the offset after
+    it.
+    """
     result.base_offset = receipt.offset
     result.log_start_offset = log.log_start_offset
     if log.config.is_append_time:
@@ -241,7 +258,7 @@ def _refuse(result: ProduceResponse.Topic.Partition, code: int, message: str | N
 def _refuse_batch(
     result: ProduceResponse.Topic.Partition, log: Log, records: Buffer, error: Exception, call: Call, state: State
 ) -> None:
-    """Tells why the log has not stored a batch."""
+    """Write the error of a batch that the log refused into the result."""
     _refuse(result, _code_of_batch(error, records), message_of(error), call, state)
     if result.error_code in _SAYS_LOG_START:
         result.log_start_offset = log.log_start_offset
@@ -256,8 +273,9 @@ def _produce(request: ProduceRequest, call: Call, state: State) -> Steps[Produce
     acks = request.acks
     response = response_type(responses=[])
     answer = Answer()
-    left = 1  # partitions without an outcome, and 1 for this call until it has begun all of them
+    left = 1  # partitions without a result, plus 1 until all of them are started
     failed = False
+    # Part 1: functions that record the result of a partition and count it.
 
     def fail(result: ProduceResponse.Topic.Partition, code: int, message: str | None) -> None:
         nonlocal failed
@@ -271,7 +289,7 @@ def _produce(request: ProduceRequest, call: Call, state: State) -> Steps[Produce
             return
         if acks:
             answer.set(response)
-        elif failed:  # Kafka: the only way to tell a producer that hears no answers
+        elif failed:  # as in Kafka: a producer with acks=0 gets no responses
             answer.set(CloseConnection("a produce request with acks=0 failed"))
         else:
             answer.set(None)
@@ -301,6 +319,7 @@ def _produce(request: ProduceRequest, call: Call, state: State) -> Steps[Produce
         else:
             done()
 
+    # Part 2: append one batch, or queue it after the earlier work on its log.
     def store(
         of: ProduceRequest.Topic, asked: ProduceRequest.Topic.Partition, result: ProduceResponse.Topic.Partition
     ) -> None:
@@ -332,24 +351,30 @@ def _produce(request: ProduceRequest, call: Call, state: State) -> Steps[Produce
             who = (request.transactional_id or "", producer_id, epoch)
             if call.version >= _ADDS_SINCE:
                 append = _append_from_0
-            if state.is_shared:  # markers of this process come from other threads: verified where it is appended
+            # markers of this process come from other threads, so the append itself
+            # verifies
+            if state.is_shared:
                 append = partial(_append_verified, who, key, state, append)
-            else:  # it takes its place among the appends at once, so that no marker comes between
+            else:
+                # the batch gets its place among the appends at once, so no marker comes
+                # between
                 refused = state.transactions.verified(who, key, lambda: None)
                 if refused is not None:
                     fail(result, *_refusal_of(refused, call))
                     done()
                     return
         if state.has_turns(key) or _may_wait(log, records):
-            kept = bytes(records)  # the buffer of the connection will hold other requests
+            kept = bytes(records)  # the buffer of the connection will be reused
             state.in_turn(key, lambda: append(log, kept), lambda receipt: stored(topic, log, kept, result, receipt))
             return
         stored(topic, log, records, result, append(log, records))
 
+    # Part 3: start each partition, in chunks.
     pace = Pace()
     is_kept = False
     for topic in request.topic_data:
-        asked_once = {partition.index: partition for partition in topic.partition_data}  # the last one counts
+        # the last one counts
+        asked_once = {partition.index: partition for partition in topic.partition_data}
         results = [partition_type(index=index, base_offset=-1) for index in asked_once]
         topic_id = topic.topic_id
         response.responses.append(response_type.Topic(name=topic.name, topic_id=topic_id, partition_responses=results))
@@ -371,19 +396,24 @@ def _produce(request: ProduceRequest, call: Call, state: State) -> Steps[Produce
 
 
 def _is_still(topic: ProduceRequest.Topic, state: State) -> bool:
-    """Whether the id still is that of the topic: it may have been deleted, and made again, while the request waited."""
+    """Return whether the topic still has this id.
+
+    It may have been deleted and created again while the request waited.
+    """
     return topic.name in state.logdir and state.topic_id(topic.name) == topic.topic_id
 
 
 def _check_batch(request: ProduceRequest, topic: str, records: Buffer, call: Call) -> tuple[int, str | None]:
-    """Checks the rules of the Produce request, which the log does not know: (code, message), code 0 for none.
+    """Check the rules of the Produce request that the log does not check.
 
-    Bytes that are no whole batch get a code that clients do not retry: sent again they would be the same.
+    Return (code, message), with code 0 if the batch is valid. Bytes that are no
+    complete batch get a code that clients do not retry, because they would send the
+    same bytes again.
     """
     if topic in INTERNAL_TOPICS and call.client_id != "__admin_client":
         return codes.INVALID_TOPIC_EXCEPTION, f"{topic} is written by the broker alone"
     size = len(records)
-    # Most are exactly one batch of magic 2; only others are checked closely.
+    # Most requests contain exactly one batch of magic 2. Only others are parsed.
     if size < HEADER_SIZE or records[MAGIC_POSITION] != 2 or int.from_bytes(records[8:12], "big") + 12 != size:
         refusal = _why_not_one_batch(records)
         if refusal is not None:
@@ -391,7 +421,7 @@ def _check_batch(request: ProduceRequest, topic: str, records: Buffer, call: Cal
     if any(records[:8]):
         return codes.INVALID_RECORD, "expected base offset 0"
     if records[ATTRIBUTES_POSITION] & TRANSACTIONAL_BIT and request.transactional_id is None:
-        # Its transaction could never be ended, and readers would wait for that.
+        # Its transaction could never be ended, and readers would wait for its end.
         return codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transactional batch needs a transactional id"
     if records[ATTRIBUTES_POSITION] & 7 == ZSTD and call.version < 7:
         return codes.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs Produce version 7"
@@ -399,9 +429,12 @@ def _check_batch(request: ProduceRequest, topic: str, records: Buffer, call: Cal
 
 
 def _refusal_of(error: TransactionError, call: Call) -> tuple[int, str | None]:
-    """(code, message) for a producer whose transaction is not open, or lacks this partition."""
+    """Return (code, message) for a producer whose transaction is not open or lacks this
+    partition.
+    """
     if error is TransactionError.COORDINATOR_NOT_AVAILABLE:
-        return codes.NOT_ENOUGH_REPLICAS, "transactions are not known now"  # old clients try again
+        # old clients retry this code
+        return codes.NOT_ENOUGH_REPLICAS, "transactions are not known now"
     if error is TransactionError.CONCURRENT_TRANSACTIONS and call.version < _ADDS_SINCE:
         return codes.NOT_ENOUGH_REPLICAS, "the last transaction of this id has not ended"
     code = code_for_writer(error, call.version, _ABORTABLE_SINCE)
@@ -411,7 +444,10 @@ def _refusal_of(error: TransactionError, call: Call) -> tuple[int, str | None]:
 
 
 def _why_not_one_batch(records: Buffer) -> str | None:
-    """Why bytes are not one batch; None if they are. An incomplete batch behind it is dropped, as in Kafka."""
+    """Return why bytes are not exactly one batch, or None if they are.
+
+    An incomplete batch after the first one is dropped, as in Kafka.
+    """
     try:
         batch = RecordBatch.parse(records)
         if batch is None:
@@ -426,7 +462,11 @@ def _why_not_one_batch(records: Buffer) -> str | None:
 
 
 def _code_of_batch(error: Exception, records: Buffer) -> int:
-    """As code_of(). A batch whose CRC is right and that cannot be read gets a code that clients do not retry."""
+    """Return code_of() the error, except for a batch with a valid CRC that cannot be
+    read.
+
+    That batch gets a code that clients do not retry.
+    """
     if isinstance(error, CorruptBatchError):
         with contextlib.suppress(LogcoreError):
             batch = RecordBatch.parse(records)
