@@ -290,8 +290,8 @@ class TransactionHost:
         """Call write() and return its result if a producer may write to a partition
         now.
 
-        Otherwise, return the error. `who` is a transactional id, a producer id and its
-        epoch.
+        Otherwise, return the error. The producer is identified
+        by a transactional id, a producer id and its epoch.
         """
         if not self._is_loaded:
             return TransactionError.COORDINATOR_NOT_AVAILABLE

@@ -1,12 +1,14 @@
-"""Tasks that wait for news of logs: one listener or one inotify handle for all tasks that follow the same logs.
+"""Tasks that wait for new records: tasks that follow the same logs share a listener or
+an inotify handle.
 
 Rules:
-- Logs that this process alone writes tell of their news themselves. Others are watched: the loop waits for the handle
-  of the watch, and looks each second in case a file system tells nothing of another machine's writes.
-- Nothing is counted: a task that is woken looks whether there is anything for it.
+- A log that only this process writes notifies its listeners. Other logs are watched:
+  the loop waits for the handle of the watch. It also polls each second, in case a file
+  system does not report writes of another machine.
+- Events are not counted: a task that wakes checks whether there are records for it.
 - Listening and watching end soon after the last waiter has left.
 
-Nothing here reads records.
+This module reads no records.
 """
 
 from __future__ import annotations
@@ -32,30 +34,34 @@ from logcore.reader import (
 )
 
 _LOOK_SECONDS: Final = 1.0
-#: The same where the system has no handle to wait for.
+#: The interval of polling if the system has no handle to wait for.
 _POLL_SECONDS: Final = 0.01
 
 _T = TypeVar("_T")
 
 
 class News:
-    """Wakes the tasks of a loop. tell() may be called in any thread, all else in the loop."""
+    """Wakes the tasks of a loop.
+
+    Any thread may call tell(). All other methods are called in the loop.
+    """
 
     def __init__(self, home: Home) -> None:
         self._home = home
         self._waiting: set[asyncio.Future[bool]] = set()
         self._is_told = False
-        self.heard: Callable[[], None] | None = None  # called in the loop before the tasks are woken
+        # Called in the loop before the tasks wake.
+        self.heard: Callable[[], None] | None = None
 
     def tell(self) -> bool:
-        """False when the loop is closed."""
-        if self._is_told:  # the loop will look, and has not yet
+        """Schedule wake() in the loop. Return False if the loop is closed."""
+        if self._is_told:  # wake() is scheduled already
             return True
         self._is_told = True
         return self._home.tell(self.wake)
 
     def wake(self) -> None:
-        self._is_told = False  # first: what comes from now on is news
+        self._is_told = False  # first: events from now on schedule another wake()
         if self.heard is not None:
             self.heard()
         for waiter in self._waiting:
@@ -67,8 +73,9 @@ class News:
         return bool(self._waiting)
 
     async def wait(self, seconds: float | None) -> bool:
-        """Whether there was news before so many seconds were over. Who has to wait looks first, without an await in
-        between.
+        """Return True after an event, or False when `seconds` have passed.
+
+        The caller checks for records immediately before, without an await in between.
         """
         waiter: asyncio.Future[bool] = self._home.loop.create_future()
         timer = None
@@ -89,7 +96,7 @@ def _expire(waiter: asyncio.Future[bool]) -> None:
 
 
 class Watching:
-    """Wakes tasks when files change in some directories. All methods are called in the loop."""
+    """Wakes tasks when files in directories change. All methods are called in the loop."""
 
     def __init__(self, home: Home, fs: FS, news: News) -> None:
         self._loop = home.loop
@@ -100,7 +107,10 @@ class Watching:
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, paths: Sequence[str]) -> bool:
-        """These from now on, instead of those before; whether that is new, so that news may have been missed."""
+        """Watch these directories instead of the previous ones.
+
+        Return whether they are different. In that case, events may have been missed.
+        """
         wanted = tuple(paths)
         if wanted == self._paths:
             return False
@@ -134,7 +144,7 @@ class Watching:
             self.close()
 
     def __del__(self) -> None:
-        if self._loop.is_closed():  # else its timer holds this object
+        if self._loop.is_closed():  # otherwise, its timer refers to this object
             self._end.close()
 
     def close(self) -> None:
@@ -145,7 +155,7 @@ class Watching:
 
 
 class Following:
-    """What follows some logs in one loop; shared by the tasks that do."""
+    """Follows some logs in one loop, for all tasks that wait for them."""
 
     def __init__(self, home: Home, fs: FS, logs: Sequence[LogReader]) -> None:
         self._home = home
@@ -153,7 +163,8 @@ class Following:
         self._news = News(home)
         self._news.heard = self._hear
         self._watching = Watching(home, fs, self._news)
-        #: Logs that another process may write say nothing by themselves.
+        #: Logs that another process may write. They do not notify listeners of this
+        #: process.
         self._watched = [log for log in logs if is_written_elsewhere(log)]
         self._is_shared = any(is_shared(log) for log in logs)
         self._forgets: list[Callable[[], None]] = []
@@ -161,7 +172,7 @@ class Following:
         self._has_looked = False
 
     async def look(self) -> None:
-        """From now on news is heard, and what other processes wrote is seen."""
+        """Register for events, and make records of other processes visible."""
         self._was_waited_for = True
         if not self._forgets:
             self._forgets = [listen_to(log, self._tell) for log in self._logs if is_written_here(log)]
@@ -169,13 +180,14 @@ class Following:
             self._has_looked = False
         if self.is_fresh:
             return
-        if self._is_shared:  # may wait for the turn of another process
+        if self._is_shared:  # may wait for the write lock of another process
             await self._home.call(self._refresh)
         else:
             self._refresh()
 
     def _refresh(self) -> None:
-        self._has_looked = True  # first: what is heard meanwhile asks for another look
+        # first: an event during the refresh requires another one
+        self._has_looked = True
         try:
             for log in self._watched:
                 log.refresh()
@@ -185,7 +197,7 @@ class Following:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether nothing was heard since the look began."""
+        """Whether no event has occurred since the latest refresh began."""
         return self._has_looked or not self._watched
 
     async def wait(self, seconds: float | None) -> bool:
@@ -202,7 +214,10 @@ class Following:
         self._was_waited_for = False
 
     def close(self) -> None:
-        """Hears no more; also from another thread, once the loop is closed."""
+        """End listening and watching.
+
+        Once the loop is closed, any thread may call this.
+        """
         forgets = self._forgets
         self._forgets = []
         for forget in forgets:
@@ -215,9 +230,10 @@ class Following:
 
 
 class Lists(Generic[_T]):
-    """Lists of records in pieces of some hundred, handed out one record at a time.
+    """Lists of some hundred records, returned one record at a time.
 
-    An asynchronous iterator. Cancelling a task that waits for a record loses none: the next one gets it.
+    This is an asynchronous iterator. If a task that waits for a record is cancelled,
+    the record is not lost: the next task gets it.
     """
 
     def __init__(self, home: Home) -> None:
@@ -235,22 +251,27 @@ class Lists(Generic[_T]):
         while True:
             if self._is_over:
                 raise StopAsyncIteration
-            await asyncio.sleep(0)  # the loop's turn between two pieces
+            await asyncio.sleep(0)  # lets other tasks run between two lists
             try:
                 self._records = iter(await self._next_list())
-            except Exception:  # also the end; a cancelled task is neither
+            except Exception:  # this includes the end, but not a cancelled task
                 self._is_over = True
                 raise
             for record in self._records:
                 return record
 
     async def _next_list(self) -> list[_T]:
-        """Raises StopAsyncIteration at the end. Takes nothing before it has awaited for the last time."""
+        """Return the next list, or raise StopAsyncIteration at the end.
+
+        An implementation must take no record before its last await.
+        """
         raise NotImplementedError
 
 
 class Pieces(Lists[_T]):
-    """Lists that there are already, or that a function finds in the thread when the first is asked for."""
+    """Lists that exist already, or that a function finds in the worker thread at the
+    first use.
+    """
 
     def __init__(
         self, home: Home, lists: Iterator[list[_T]] | None, find: Callable[[], Iterator[list[_T]]] | None = None
@@ -269,7 +290,11 @@ class Pieces(Lists[_T]):
 
 
 class Tail(Lists[_T]):
-    """Records of some logs as they come. Ends when one of the logs is closed, or after timeout seconds without one."""
+    """Records of some logs as they arrive.
+
+    The iteration ends when one of the logs is closed, or after `timeout` seconds
+    without a record.
+    """
 
     def __init__(
         self,
@@ -314,12 +339,16 @@ class Tail(Lists[_T]):
 
 
 def plain(_: int, records: list[Record]) -> list[Record]:
-    """Records of one log, as they are."""
+    """Return the records of one log unchanged."""
     return records
 
 
 def followed(logs: Sequence[LogReader], offsets: Sequence[int]) -> list[Tailed]:
-    """Each log with the offset to begin at. Raises what reading there raises."""
+    """Return each log with the offset to begin at.
+
+    Raises:
+        LogcoreError: reading at an offset failed.
+    """
     for log, offset in zip(logs, offsets, strict=True):
         log.read(offset)
     return [follow(log, offset) for log, offset in zip(logs, offsets, strict=True)]

@@ -1,11 +1,13 @@
-"""Where an object of logcore.aio belongs: the loop it was made in, and one thread in which its calls wait for the disk.
+"""Binds a logcore.aio object to its event loop and to one worker thread that performs
+blocking calls.
 
 Rules:
-- Calls run in the thread one after another, in the order in which they were made.
-- A call that was handed to the thread is carried out, also when the task that waits for it is cancelled.
-- The thread ends with Home.end(), and with the object.
+- The worker thread runs calls one at a time, in the order in which they were made.
+- A call that was passed to the thread is executed, even if the task that awaits it is
+  cancelled.
+- The thread ends with Home.end(), and when the object is deleted.
 
-Nothing here knows a log.
+This module does not depend on logs.
 """
 
 from __future__ import annotations
@@ -23,32 +25,38 @@ from logcore.errors import WrongLoopError
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-#: How often a thread that waits for the loop looks whether it was closed.
+#: How often a thread that waits for the event loop checks whether the loop was closed.
 _LOOK_SECONDS: Final = 1.0
 
 Job = Callable[[], None]
 
 
 class _Asked:
-    """Something that the thread has asked of the loop. jobs: calls that the loop makes meanwhile; None ends them.
+    """A request of the worker thread to the event loop.
 
-    is_over: it was answered. Written in the loop. Tasks that the answer has started may live longer.
+    Tasks that the answer has started may outlive the request.
     """
 
     def __init__(self, home: Home) -> None:
         self.home = home
+        #: Calls for the worker thread from tasks that work on the answer. None ends
+        #: them.
         self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.result: Any = None
         self.error: BaseException | None = None
+        #: Whether the request is answered. Written in the event loop.
         self.is_over = False
 
 
-#: What the present task answers, if a thread has asked it.
+#: The request that the current task answers, if there is one.
 _ASKED: Final[contextvars.ContextVar[_Asked | None]] = contextvars.ContextVar("logcore-asked", default=None)
 
 
 class Home:
-    """Made in a task; what: the words for the object in errors."""
+    """The event loop and the worker thread of one object.
+
+    Create it in a task. `what` describes the object in error messages.
+    """
 
     def __init__(self, what: str) -> None:
         self.loop = asyncio.get_running_loop()
@@ -58,7 +66,7 @@ class Home:
         self._questions: set[asyncio.Task[Any]] = set()
 
     def check(self) -> None:
-        """Raises WrongLoopError outside the loop."""
+        """Raise WrongLoopError unless the caller runs in the loop."""
         try:
             present = asyncio.get_running_loop()
         except RuntimeError:
@@ -72,7 +80,11 @@ class Home:
 
     @property
     def is_asking(self) -> bool:
-        """Whether the thread waits for the present task, or for one that has started it; see ask()."""
+        """Whether the worker thread waits for the current task, or for a task that
+        started it.
+
+        See ask().
+        """
         return self._asked() is not None
 
     def _asked(self) -> _Asked | None:
@@ -82,12 +94,19 @@ class Home:
         return asked
 
     async def call(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Runs a function in the thread and returns what it returns. Raises what it raises, and WrongLoopError."""
+        """Run a function in the worker thread and return its result.
+
+        Raises:
+            WrongLoopError: the caller runs outside the loop.
+            Exception: the function raised it.
+        """
         return await self.begin(functools.partial(function, *args, **kwargs))
 
     async def obtain(self, function: Callable[[], _T], unwanted: Callable[[_T], object]) -> _T:
-        """As call(), for what has to be given back: if the task is cancelled, unwanted() gets the result in the
-        thread; what it raises goes to sys.unraisablehook.
+        """Run a function like call(), and release its result if the task is cancelled.
+
+        In that case the worker thread calls unwanted(result). Exceptions of unwanted()
+        are passed to sys.unraisablehook.
         """
         found: list[_T] = []
 
@@ -102,11 +121,12 @@ class Home:
         try:
             return await self.begin(run)
         except asyncio.CancelledError:
-            self.submit(give_back)  # behind the function, and before what the next task asks for
+            # After the function, and before the calls of the next task.
+            self.submit(give_back)
             raise
 
     def begin(self, function: Callable[[], _T]) -> asyncio.Future[_T]:
-        """Hands a function to the thread; the future is of this loop."""
+        """Submit a function to the worker thread, and return a future of this loop."""
         self.check()
         future: asyncio.Future[_T] = self.loop.create_future()
         job = functools.partial(self._run, function, future)
@@ -118,8 +138,9 @@ class Home:
         return future
 
     def submit(self, job: Callable[[], object]) -> None:
-        """Hands a function without a result to the thread. It must not raise."""
-        if self._is_ended:  # what the thread looked after is closed, and says so at once
+        """Submit a function without a result to the worker thread. It must not raise."""
+        # The object is closed, and the function raises that immediately.
+        if self._is_ended:
             job()
         else:
             self._pool.submit(job)
@@ -129,23 +150,33 @@ class Home:
         error: BaseException | None = None
         try:
             result = function()
-        except BaseException as caught:  # the caller has it; a thread of a pool would keep it
+        except BaseException as caught:
+            # Set on the future; a thread of a pool would keep a reference.
             error = caught
         self.tell(functools.partial(_settle, future, result, error))
 
     def tell(self, function: Callable[[], object]) -> bool:
-        """Calls a function in the loop, from any thread; False when the loop is closed."""
+        """Call a function in the loop, from any thread. Return False if the loop is
+        closed.
+        """
         try:
             self.loop.call_soon_threadsafe(function)
         except RuntimeError:
             return False
         return True
 
-    # -- the other way -------------------------------------------------------------------------------------------
+    # -- from the thread to the loop
+    # --------------------------------------------------------------------------------
 
     def ask(self, function: Callable[[], Awaitable[object] | object]) -> Any:
-        """In the thread: calls a function in the loop, awaits what it returns if that can be awaited, and returns the
-        result. Calls that it makes to the thread meanwhile are carried out here. Raises what it raises.
+        """Call a function in the loop from the worker thread, and return its result.
+
+        If the result is awaitable, it is awaited. While the worker thread waits, it
+        executes the calls that the function submits. Exceptions of the function are
+        raised here.
+
+        Raises:
+            WrongLoopError: the loop is closed.
         """
         asked = _Asked(self)
         if not self.tell(functools.partial(self._begin_answer, function, asked)):
@@ -181,7 +212,10 @@ class Home:
         asked.jobs.put(None)
 
     def end(self) -> None:
-        """No call is to come any more. Those that were made are carried out first, then the thread ends."""
+        """End the worker thread after all submitted calls have been executed.
+
+        The caller must submit no further calls.
+        """
         self.submit(functools.partial(self.tell, self._end))
 
     def _end(self) -> None:
@@ -207,7 +241,7 @@ async def _answer(function: Callable[[], Awaitable[object] | object], asked: _As
 
 
 def _storable(error: BaseException) -> BaseException:
-    """A future refuses StopIteration."""
+    """Wrap StopIteration, which a future does not accept."""
     if isinstance(error, StopIteration):
         wrapped = RuntimeError("a function in a thread raised StopIteration")
         wrapped.__cause__ = error

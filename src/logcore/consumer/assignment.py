@@ -1,21 +1,27 @@
-"""Which partitions a consumer reads: those that it was given by hand, or its share of what it subscribes to.
+"""The partitions of a consumer: assigned manually, or its share of the topics that it
+subscribes to.
 
     subscribe() --> member of the group --> share --> owned --> read
-                                            what the group gave it
-                                                      what of that no other member still reads
+
+The group assigns the share. A partition of the share is owned once no other member
+reads it.
 
 Rules (clients reference 5):
-- Before a partition is given up, what is finished of it is committed and the listener is told. Only then may another
-  member own it.
-- What was lost is not committed, for another member may have committed more. It is reported.
-- Whatever a listener or the disk raises, the next look goes on where this one stopped.
-- A partition that was added to a topic later begins at its start (is_added()), or its first records would be lost.
+- Before a partition is given up, its finished offset is committed and the listener is
+  called. Only then may another member own the partition.
+- Offsets of lost partitions are not committed, because another member may have
+  committed later ones. They are reported.
+- If a listener or the disk raises, the next poll continues at the same point.
+- A partition that was added to a topic later is read from its start (is_added()).
+  Otherwise, its first records would be lost.
 
-Everything here runs while the consumer works for one caller alone: under its lock, or in a step of logcore.aio. So no
-field has a lock of its own. The listener is called in the middle, and may seek and commit.
+All methods run while the consumer works for a single caller: under its lock, or in an
+operation of logcore.aio. So no field has its own lock. The listener is called during an
+operation, and may seek and commit.
 
-Not here: how a group divides its partitions (member.py, assignors.py), the nodes of owners in the registry
-(ownership.py), what is committed (commits.py), and where reading begins (consumer.py).
+This module does not divide the partitions of a group (member.py, assignors.py), does
+not write the owner nodes of the registry (ownership.py), does not define the committed
+offsets (commits.py) or the initial positions (consumer.py).
 """
 
 from __future__ import annotations
@@ -40,7 +46,7 @@ from logcore.registry.paths import Pattern
 
 
 class Directory(GroupDirectory, Protocol):
-    """What is asked of the LogDir."""
+    """The methods of LogDir that this module uses."""
 
     @property
     def is_read_only(self) -> bool: ...
@@ -51,12 +57,10 @@ class Directory(GroupDirectory, Protocol):
 
 
 class Assignment:
-    """The assignment of one consumer, and its place in its group (that of its Commits), which this class alone changes.
+    """The assignment of one consumer.
 
-    _topics, _pattern: the subscription; at most one of them says something. _share: what the group gave it.
-    _is_share_taken: all of that is read; otherwise each look asks again for what another member still owns.
-    _registration, _ownership: in the registry, of members of a shared group; _number: of the stream that it is there.
-    _first_seen: topic -> how many partitions it had when it was first subscribed to.
+    It also changes the consumer's Place in its group, which its Commits hold. No other
+    class changes that.
     """
 
     def __init__(
@@ -69,7 +73,7 @@ class Assignment:
         commits: Commits,
     ) -> None:
         self.rebalances = 0  # for the metrics
-        self.is_telling = False  # the listener is at work
+        self.is_telling = False  # the listener is running
         self._fs = fs
         self._forks = fs.forks
         self._directory = directory
@@ -79,27 +83,39 @@ class Assignment:
         self._readings = readings
         self._commits = commits
         self._place = commits.place
+        #: The subscription: topics or a pattern. At most one of them is set.
         self._topics: frozenset[str] = frozenset()
         self._pattern: re.Pattern[str] | None = None
         self._listener = RebalanceListener()
+        #: The partitions that the group has assigned.
         self._share: frozenset[TopicPartition] = frozenset()
+        #: True if all of the share is read. Otherwise, each poll tries to claim
+        #: partitions that another member still owns.
         self._is_share_taken = True
-        self._untold: frozenset[TopicPartition] = frozenset()  # assigned, and the listener does not know it yet
+        # assigned partitions that the listener was not called for yet
+        self._untold: frozenset[TopicPartition] = frozenset()
+        #: Topic -> number of partitions when it was first subscribed to.
         self._first_seen: dict[str, int] = {}
+        #: Node of the consumer in the registry, for members of a shared group.
         self._registration: Registration | None = None
+        #: Number of the stream of the registration that this consumer is.
         self._number = 0
-        self._announces = False  # its own subscription in the registry, and not that of a connector
+        # it writes its own subscription to the registry, not that of a connector
+        self._announces = False
         self._ownership: Ownership | None = None
 
-    # -- what is asked for ---------------------------------------------------------------------------------------
+    # -- subscription
+    # --------------------------------------------------------------------------------------------
 
     @property
     def is_subscribed(self) -> bool:
-        """Whether topics or a pattern say what is read, and not assign()."""
+        """Whether topics or a pattern select the partitions, and not assign()."""
         return bool(self._topics) or self._pattern is not None
 
     def subscription(self) -> frozenset[str]:
-        """The topics that are subscribed to; with a pattern, those that match now."""
+        """Return the subscribed topics. With a pattern, these are the topics that match
+        now.
+        """
         if self._pattern is None:
             return self._topics
         left_out = INTERNAL_TOPICS if self._settings.exclude_internal_topics else frozenset()
@@ -109,7 +125,10 @@ class Assignment:
     def subscribe(
         self, topics: frozenset[str], pattern: re.Pattern[str] | None, listener: RebalanceListener | None
     ) -> None:
-        """In place of what was subscribed to or assigned before. The next look joins the group."""
+        """Replace the subscription or the manual assignment.
+
+        The next poll joins the group.
+        """
         self._drop_assigned()
         self._topics = topics
         self._pattern = pattern
@@ -130,7 +149,7 @@ class Assignment:
             )
 
     def unsubscribe(self) -> None:
-        """Gives up all partitions and leaves the group."""
+        """Give up all partitions and leave the group."""
         self._drop_assigned()
         if self._place.member is not None:
             self.leave()
@@ -140,7 +159,12 @@ class Assignment:
         self._pattern = None
 
     def assign(self, wanted: frozenset[TopicPartition]) -> None:
-        """Raises ConsumerStateError for a consumer that has subscribed, and TopicNotFoundError."""
+        """Read these partitions.
+
+        Raises:
+            ConsumerStateError: the consumer has subscribed to topics.
+            TopicNotFoundError: a partition does not exist.
+        """
         if self.is_subscribed:
             raise ConsumerStateError("this consumer has subscribed to topics", expected="unsubscribe() first")
         for one in wanted:
@@ -161,7 +185,7 @@ class Assignment:
     def register_with(
         self, of: Registration | None, number: int, subscription: Mapping[str, int], pattern: Pattern
     ) -> Registration | None:
-        """See Consumer.register_with()."""
+        """Register the consumer for Consumer.register_with(), which documents this."""
         if not isinstance(self._groups, SharedGroups):
             return None
         if of is None:
@@ -173,7 +197,7 @@ class Assignment:
         return of
 
     def _register(self) -> None:
-        """What it subscribes to now, for the registry."""
+        """Write the current subscription to the registry."""
         if not isinstance(self._groups, SharedGroups):
             return
         if self._registration is None:
@@ -191,7 +215,11 @@ class Assignment:
         return Registration(cast(SharedFS, self._fs), str(self._settings.group_id))
 
     def watched_paths(self) -> list[str]:
-        """Directories in which something changes when other members move: the group, and what they own of its share."""
+        """Return the directories that change when other members move.
+
+        These are the directory of the group and, while part of the share is not owned,
+        the directories of its owners.
+        """
         paths: list[str] = []
         if isinstance(self._groups, SharedGroups):
             paths.append(self._groups.watched(str(self._settings.group_id)))
@@ -199,10 +227,14 @@ class Assignment:
             paths += self._ownership.watched(self._share)
         return paths
 
-    # -- what has changed ----------------------------------------------------------------------------------------
+    # -- changes
+    # -------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """What has changed: topics, the place in the group, logs that failed. Calls the listener."""
+        """Process changes of topics, of the place in the group, and of failed logs.
+
+        This calls the listener.
+        """
         if self.is_subscribed:
             self._look_at_group()
         self._readings.open_again(may_be_gone=self.is_subscribed)
@@ -213,7 +245,9 @@ class Assignment:
         wanted = self.subscription()
         for topic in wanted:
             count = self._count(topic)
-            self._first_seen[topic] = min(count, self._first_seen.get(topic, count))  # 0 after a deletion
+            # 0 after a deletion
+            self._first_seen[topic] = min(count, self._first_seen.get(topic, count))
+        # A consumer without a group reads all partitions of its topics.
         member = self._place.member
         if member is None:
             self._share = frozenset(TopicPartition(topic, n) for topic in wanted for n in range(self._count(topic)))
@@ -231,11 +265,13 @@ class Assignment:
             self._take_share()
 
     def is_added(self, one: TopicPartition) -> bool:
-        """Whether its topic had no such partition when it was first subscribed to."""
+        """Return whether the partition did not exist when its topic was first
+        subscribed to.
+        """
         return one.partition >= self._first_seen.get(one.topic, one.partition + 1)
 
     def _count(self, topic: str) -> int:
-        """How many partitions a topic has now."""
+        """Return the current number of partitions of a topic."""
         return len(self._directory.partitions(topic)) if topic in self._directory else 0
 
     def _hear(self, member: GroupMember, heard: Heard | Share) -> None:
@@ -249,30 +285,39 @@ class Assignment:
                 self._ownership.forget()
             if mine:
                 self._tell(self._listener.on_partitions_lost, mine)
-                self._commits.settle()  # refused now; after it has joined again it would count
+                # refused now; after the member has joined again, these commits would be
+                # accepted
+                self._commits.settle()
         elif heard is REJOIN:
             if not member.is_cooperative:
                 self._give_up(mine)
             self._share = self._read()
-            self._take_owned()  # lets go of what it gave up, before it joins
+            # releases the partitions that were given up, before it joins
+            self._take_owned()
             member.join(self._read())
         elif isinstance(heard, Share):
             self.rebalances += 1
             if mine - heard.partitions and member.is_cooperative:
-                member.rejoin()  # first: if what follows fails, it joins with all that it still has
+                # first: if a later step fails, it joins again with all the partitions
+                # that it still has
+                member.rejoin()
             self._share = heard.partitions
-            self._is_share_taken = False  # whatever the listener raises, the next look goes on
+            # if the listener raises, the next poll continues
+            self._is_share_taken = False
             member.take_share()
             self._take_share()
 
     def _take_share(self) -> None:
-        """Gives up what is not in its share, and reads what is."""
+        """Give up the partitions outside of the share, and read the others."""
         self._give_up(self._read() - self._share)
         self._take_owned()
 
     def _take_owned(self) -> None:
-        """Reads what of its share no other owns, and lets go of what is not in it. What the listener raises is raised
-        once; after an interrupt the next look calls it again.
+        """Read the partitions of the share that no other member owns, and release the
+        others.
+
+        An exception of the listener is raised once. After an interrupt, the next poll
+        calls the listener again.
         """
         owned = self._share
         if self._ownership is not None:
@@ -281,7 +326,8 @@ class Assignment:
         self._untold = (self._untold & owned) | (owned - self._read())
         self._readings.choose(owned)
         if self._untold:
-            self._is_share_taken = False  # an interrupt comes before the listener ends: the next look tells it again
+            # if an interrupt stops the listener, the next poll calls it again
+            self._is_share_taken = False
             try:
                 self._tell(self._listener.on_partitions_assigned, self._untold)
             except Exception:
@@ -291,15 +337,19 @@ class Assignment:
             self._untold = frozenset()
         self._is_share_taken = owned == self._share
 
-    # -- what is given up ----------------------------------------------------------------------------------------
+    # -- giving up partitions
+    # ------------------------------------------------------------------------------------
 
     def _give_up(self, partitions: frozenset[TopicPartition]) -> None:
-        """Commits what is finished of them, tells the listener, and reads them no more."""
+        """Commit the finished offsets of partitions, call the listener, and stop
+        reading.
+        """
         if partitions:
             self._commits.commit_finished()
         try:
             self._revoke(partitions)
-            self._commits.settle()  # what the listener commits is of the generation that ends
+            # the commits of the listener belong to the generation that ends
+            self._commits.settle()
         finally:
             self._readings.choose(self._read() - partitions)
 
@@ -315,9 +365,10 @@ class Assignment:
             self.is_telling = False
 
     def leave(self, timeout: float | None = None) -> None:
-        """Commits what is finished, tells the listener, and gives the place up, whatever the listener raises.
+        """Commit finished offsets, call the listener, and leave the group.
 
-        timeout: as for Consumer.commit().
+        The consumer leaves even if the listener raises. `timeout` has the meaning of
+        Consumer.commit().
         """
         member = self._place.member
         if member is None:
@@ -332,15 +383,18 @@ class Assignment:
             self._place.is_leaving = False
             self._readings.choose(frozenset())
             self._share = frozenset()
-            if self._fs.forks == self._forks:  # else the place is the parent's
+            # after a fork, the place belongs to the parent process
+            if self._fs.forks == self._forks:
                 self._end_ownership(member)
 
     def end(self) -> None:
-        """The consumer is closed: its logs wake it no more, and an iteration ends."""
+        """Release the logs after the consumer was closed. They wake it no more, and an
+        iteration ends.
+        """
         self._readings.end()
 
     def _end_ownership(self, member: GroupMember) -> None:
-        """Lets go of what it owns in the registry, and of its place."""
+        """Release the owner nodes in the registry, and leave the group."""
         ownership = self._ownership
         self._ownership = None
         try:

@@ -1,18 +1,22 @@
-"""What a consumer commits, and what follows when its group refuses it.
+"""Commits of a consumer, and the errors when its group refuses them.
 
 Rules:
-- A commit is on disk when it returns. One of a consumer that lost its partitions is refused and changes nothing.
-- Commits count in the order of their calls. Those of commit_async() wait, and are stored together by whatever comes
-  next: another commit, a look at the group, the end. Nothing else changes the place in the group, so that they are
-  commits of the member that made them. Of several for one partition only the last is written: no reader could have seen
-  the others.
-- Auto-commit stores what is finished, and passes over partitions of which nothing new is.
+- A commit is durable when it returns. A commit of a consumer that lost its partitions
+  is refused and changes no offset.
+- Commits are applied in the order of the calls. Those of commit_async() are queued and
+  stored together by the next operation: another commit, a check of the group, or the
+  end. No other operation changes the place in the group, so they are commits of the
+  member that made them. Of several for one partition only the last is written, because
+  no reader could have seen the others.
+- Auto-commit stores finished offsets, and skips partitions without new ones.
 - Callbacks run inside calls of the consumer, in the order of the commits.
-- Nothing is committed for a topic that was deleted since it was read: a new one of its name begins without offsets.
-- What could not be committed before partitions were given up is reported to the logger, and processed again by the
-  next owner.
+- No offset is committed for a topic that was deleted since it was read. A new topic of
+  the same name begins without offsets.
+- Offsets that could not be committed before partitions were given up are reported to
+  the logger. The next owner processes those records again.
 
-Not here: what is finished (fetcher.py), when partitions are given up (assignment.py), and where offsets are stored
+This module does not define the finished offsets (fetcher.py), does not give up
+partitions (assignment.py), and does not choose the storage of offsets
 (offsetstores.py).
 """
 
@@ -45,18 +49,18 @@ from logcore.format.grouprecords import Committed
 from logcore.fs import FS
 from logcore.notices import WARNING, tell
 
-#: What commit_async() was asked for, and None or why it was not done.
+#: Called with None or the error of a commit_async(), and with its offsets.
 OnCommit = Callable[[Exception | None, Mapping[TopicPartition, OffsetAndMetadata]], object]
-#: How many commits of commit_async() may wait. With a thousand of them a sync of 1 ms costs each 1 us; all else costs a
-#: commit 10 us.
+#: Maximum number of queued commits of commit_async(). With a thousand, a sync of 1 ms
+#: costs each commit 1 us. The rest of a commit costs 10 us.
 _MOST_WAITING: Final = 1_000
-#: 68 years; more is meant to be no timeout.
+#: 68 years. A larger value is certainly not meant as a timeout.
 _LONGEST_SECONDS: Final = 2**31 - 1
 
 
 @attrs.frozen
 class _Waiting:
-    """A commit of commit_async()."""
+    """A queued commit of commit_async()."""
 
     offsets: Mapping[TopicPartition, OffsetAndMetadata]
     callback: OnCommit | None
@@ -64,13 +68,13 @@ class _Waiting:
 
 @attrs.define
 class Place:
-    """A consumer's place in its group. member: None while it does not subscribe. is_leaving: the commits that it makes
-    now are its last ones.
-    """
+    """A consumer's place in its group."""
 
     group_id: str
     instance_id: str | None
+    #: None while the consumer has no subscription.
     member: GroupMember | None = None
+    #: The commits that the consumer makes now are its last ones.
     is_leaving: bool = False
 
     def group_metadata(self) -> GroupMetadata:
@@ -79,16 +83,20 @@ class Place:
         return GroupMetadata(self.group_id, self.member.generation, self.member.member_id, self.instance_id)
 
     def committer(self) -> Committer:
-        """Who commits, in which generation."""
+        """Return the identity for a commit: group, generation and member."""
         return Committer(*self.group_metadata(), is_leaving=self.is_leaving)
 
     def enter_generation(self) -> bool:
-        """See GroupMember.enter_generation()."""
+        """Call GroupMember.enter_generation() of the member, if there is one."""
         return self.member is not None and self.member.enter_generation()
 
 
 class Commits:
-    """The commits of one consumer. readings: what it reads now; place: who commits; stores: None without a group."""
+    """The commits of one consumer.
+
+    `readings` are its read positions, `place` is its identity, and `stores` is None
+    without a group.
+    """
 
     def __init__(
         self,
@@ -104,10 +112,11 @@ class Commits:
         self._readings = readings.by_partition
         self.place = place
         self._stores = stores
-        self._due_ms = 0  # of auto-commit
-        self.stored = 0  # commits, for the metrics
+        self._due_ms = 0  # time of the next auto-commit
+        self.stored = 0  # number of commits, for the metrics
         self.refused = 0
-        self._waiting: deque[_Waiting] = deque()  # the oldest first; a loop may add while its thread takes
+        # the oldest first; an event loop may append while its thread removes
+        self._waiting: deque[_Waiting] = deque()
 
     def _offsets(self) -> OffsetStores:
         if self._stores is None:
@@ -115,19 +124,22 @@ class Commits:
         return self._stores
 
     def committed(self) -> dict[OffsetKey, Committed]:
-        """All that the group has committed, by whomever."""
+        """Return all committed offsets of the group, from all members."""
         return self._offsets().committed(str(self._settings.group_id))
 
     def commit(self, chosen: Mapping[TopicPartition, OffsetAndMetadata], timeout: float | None = None) -> None:
-        """Behind the commits that wait. timeout: seconds for which it is tried again while another process holds the
-        group.
+        """Commit offsets after the queued commits.
+
+        While another process holds the group, retry for `timeout` seconds.
         """
         self.settle()
         self._commit(chosen, timeout)
 
     def _commit(self, chosen: Mapping[TopicPartition, OffsetAndMetadata], timeout: float | None = None) -> None:
-        """A member that keeps its partitions in a rebalance may commit for the generation that began since it asked for
-        a place there. It enters that first.
+        """Commit offsets, in the next generation if necessary.
+
+        A member that keeps its partitions during a rebalance may commit for the
+        generation that began since it joined. It enters that generation first.
         """
         error = self._store_in_time(chosen, timeout)
         is_outdated = error is GroupError.ILLEGAL_GENERATION
@@ -139,7 +151,10 @@ class Commits:
     def _store_in_time(
         self, chosen: Mapping[TopicPartition, OffsetAndMetadata], timeout: float | None
     ) -> GroupError | None:
-        """Each attempt waits for the lock of the group for as long as the registry does."""
+        """Commit offsets, and retry while the registry is locked, until the timeout.
+
+        Each attempt waits for the lock of the group as long as the registry does.
+        """
         until_ms = self._fs.monotonic_ms()
         if timeout is not None:
             if not 0 <= timeout <= _LONGEST_SECONDS:
@@ -153,7 +168,11 @@ class Commits:
                     raise
 
     def add(self, chosen: Mapping[TopicPartition, OffsetAndMetadata], callback: OnCommit | None) -> bool:
-        """Lets a commit wait. Whether so many wait that settle() is due. Raises ConsumerStateError without a group."""
+        """Queue a commit, and return whether settle() is due because the queue is long.
+
+        Raises:
+            ConsumerStateError: the consumer has no group.
+        """
         self._offsets()
         self._waiting.append(_Waiting(dict(chosen), callback))
         return len(self._waiting) >= _MOST_WAITING
@@ -163,7 +182,7 @@ class Commits:
         return len(self._waiting)
 
     def settle(self) -> None:
-        """Stores what waits, with one sync, and calls back."""
+        """Store the queued commits with one sync, and call their callbacks."""
         if not self._waiting:
             return
         taken: list[_Waiting] = []
@@ -184,8 +203,11 @@ class Commits:
                 call(one.callback, failure, one.offsets)
 
     def commit_elsewhere(self, chosen: Mapping[TopicPartition, OffsetAndMetadata]) -> bool:
-        """As commit(), in another thread than the one that reads: the place in the group stays as it is. False while a
-        generation begins that the thread that reads has not entered yet.
+        """Commit from another thread than the reading one, which keeps the place in the
+        group.
+
+        Return False while a new generation begins that the reading thread has not
+        entered yet. Otherwise, this is commit().
         """
         error = self._store(chosen)
         if error in (GroupError.REBALANCE_IN_PROGRESS, GroupError.ILLEGAL_GENERATION):
@@ -200,7 +222,7 @@ class Commits:
             return None
         member = self.place.member
         if member is not None and member.is_removed:
-            # It names no member now. In a group that has no others such a commit would count.
+            # The member has no id now. A group without members would accept the commit.
             return GroupError.UNKNOWN_MEMBER_ID
         void = [one for one in chosen if self.is_void(one)]
         if void:
@@ -245,7 +267,7 @@ class Commits:
                 return failed
 
     def finished(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What auto-commit has to store."""
+        """Return the offsets that auto-commit must store."""
         return {
             one: OffsetAndMetadata(reading.finished)
             for one, reading in self._readings.items()
@@ -253,9 +275,10 @@ class Commits:
         }
 
     def commit_finished(self, timeout: float | None = None) -> None:
-        """Before partitions are given up. If the group refuses it, the next owner processes it again.
+        """Commit finished offsets before partitions are given up.
 
-        A disk that fails is reported by groups.py.
+        If the group refuses the commit, the next owner processes the records again. A
+        failing disk is reported by groups.py.
         """
         if self._stores is None:
             return
@@ -269,14 +292,16 @@ class Commits:
             self.tell_uncommitted(chosen, error)
 
     def tell_uncommitted(self, chosen: Mapping[TopicPartition, OffsetAndMetadata], reason: object) -> None:
-        """Reports what is processed, and comes again."""
+        """Log offsets that were processed but not committed. Their records are
+        processed again.
+        """
         group_id = self._settings.group_id
         for one, each in chosen.items():
             text = "group %s: %s was processed up to offset %d, which is not committed: %s"
             tell("consumer", WARNING, text, group_id, one, each.offset, reason)
 
     def commit_when_due(self) -> None:
-        """The commits of auto-commit, every auto_commit_interval_ms."""
+        """Run auto-commit every auto_commit_interval_ms."""
         settings = self._settings
         if self._stores is None or not settings.enable_auto_commit:
             return
@@ -285,6 +310,6 @@ class Commits:
             self._due_ms = now_ms + settings.auto_commit_interval_ms
         if now_ms >= self._due_ms:
             self._due_ms = now_ms + settings.auto_commit_interval_ms
-            # What is refused now is stored before the partitions are given up.
+            # Refused offsets are stored before the partitions are given up.
             with contextlib.suppress(CommitFailedError, RebalanceInProgressError, FencedInstanceError):
                 self.commit(self.finished())

@@ -1,14 +1,18 @@
-"""Records of the partitions that a consumer reads: one partition after the other, from its position on.
+"""Reads records of a consumer's partitions, one partition after the other, from its
+positions.
 
 Rules:
-- Partitions are served in turns, beginning behind the one that was served last.
-- A position moves when the caller is given the records, in the call that returns them: hand_out(), or the step of an
-  iteration that yields. After an error or an interrupt before that it is unchanged, and nothing is passed over.
-- Records before damage, and before one that a deserializer refuses, are handed out first. The next call raises.
-- Records may be read ahead, until somebody drops them: Reading.drop().
-- Where a position is not in the log, auto_offset_reset says where reading goes on.
+- Partitions are read round-robin, starting after the one that was read last.
+- A position moves when the records are returned to the caller: in hand_out(), or when
+  an iteration yields. After an earlier error or interrupt the position is unchanged,
+  and no record is skipped.
+- Records before a damaged record, or before one that a deserializer rejects, are
+  returned first. The next call raises.
+- Records may be read ahead until Reading.drop() discards them.
+- If a position is not in the log, auto_offset_reset defines the new position.
 
-Not here: which partitions are read (assignment.py), commits (commits.py) and waiting (consumer.py).
+This module does not choose the partitions (assignment.py), commit (commits.py) or wait
+(consumer.py).
 """
 
 from __future__ import annotations
@@ -32,28 +36,30 @@ from logcore.notices import WARNING, tell
 from logcore.reader import placed_lists
 
 _T = TypeVar("_T")
-#: What one poll of columns takes by default; see Consumer.poll_columns().
+#: Default size of one poll of columns; see Consumer.poll_columns().
 MAX_COLUMN_BYTES: Final = 16 << 20
-#: How long the iteration goes on before it looks after the group.
+#: Maximum time for which an iteration runs before it checks the group.
 _LOOK_WHILE_ITERATING_MS: Final = 100
-#: Records that the iteration reads ahead, and those between two looks at the clock while the loop is fast.
+#: Number of records that an iteration reads ahead, and number of records between two
+#: readings of the clock while the loop is fast.
 _READ_AHEAD: Final = 128
 _RECORDS_A_LOOK: Final = 16
 
 
 @attrs.frozen
 class Columns:
-    """What lies in [start, end) of a partition. size_bytes: of keys and values."""
+    """The columns in [start, end) of a partition."""
 
     partition: TopicPartition
     start: int
     end: int
     columns: list[RecordColumns]
+    #: The size of the keys and values.
     size_bytes: int
 
 
 class Fetcher:
-    """Takes records from partitions. follow: brings what other processes have appended to a log into view."""
+    """Reads records from partitions."""
 
     def __init__(
         self,
@@ -64,30 +70,44 @@ class Fetcher:
         is_read_only: bool,
         is_shared: bool,
     ) -> None:
-        """readings: what is read now; the consumer adds and removes partitions."""
+        """Initialize the fetcher.
+
+        `readings` contains the read positions. The consumer adds and removes
+        partitions.
+        """
         self._fs = fs
         self._readings = readings
         self._settings = settings
         self._is_read_only = is_read_only
+        #: Makes appends of other processes to a log visible.
         self.follow: Callable[[Log], object] = Log.refresh if is_shared else _stay
-        self._turn = 0  # where the next reading begins
-        self.records = 0  # that were decoded, for the metrics
+        self._turn = 0  # index of the next partition to read
+        self.records = 0  # number of decoded records, for the metrics
 
-    # -- how far a log goes ------------------------------------------------------------------------------------------
+    # -- the readable part of a log
+    # --------------------------------------------------------------------------------------
 
     def start(self, log: Log) -> int:
         self.follow(log)
         return log.log_start_offset
 
     def end(self, log: Log) -> int:
-        """Up to where this consumer may read, by its isolation level."""
+        """Return the end of the records that this consumer may read at its isolation
+        level.
+        """
         self.follow(log)
         if self._settings.isolation_level == "read_committed":
             return log.last_stable_offset
         return log.high_watermark
 
     def begin(self, one: TopicPartition, reading: Reading, *, is_added: bool) -> None:
-        """Places a partition for which nothing was committed. is_added: it is new in its topic, and is read whole."""
+        """Set the position of a partition without a committed offset.
+
+        With `is_added`, the partition is new in its topic and is read from its start.
+
+        Raises:
+            NoOffsetError: auto_offset_reset is "none".
+        """
         rule = self._settings.auto_offset_reset
         if rule == "none":
             raise NoOffsetError(
@@ -99,7 +119,7 @@ class Fetcher:
         reading.place(self._beginning(reading.log, rule))
 
     def _beginning(self, log: Log, rule: str) -> int:
-        """Where auto_offset_reset says that reading begins."""
+        """Return the position that auto_offset_reset defines."""
         if rule == "earliest":
             return log.log_start_offset
         end = self.end(log)
@@ -107,12 +127,16 @@ class Fetcher:
         if rule == "latest" or duration_ms is None:
             return end
         found = log.offset_for_timestamp(self._fs.now_ms() - duration_ms)
-        if found is None:  # all is older
+        if found is None:  # all records are older
             return end
         return min(found, end)
 
     def reset(self, one: TopicPartition, reading: Reading, error: OffsetOutOfRangeError) -> None:
-        """The position is not in the log: retention deleted it, or the log was truncated."""
+        """Set a new position after retention or truncation removed the current one.
+
+        Raises:
+            OffsetOutOfRangeError: auto_offset_reset is "none".
+        """
         rule = self._settings.auto_offset_reset
         if rule == "none":
             raise error
@@ -120,20 +144,23 @@ class Fetcher:
         group = self._settings.group_id
         tell("consumer", WARNING, "group %s continues %s at offset %d: %s", group, one, reading.position, error)
 
-    # -- what is handed out ------------------------------------------------------------------------------------------
+    # -- reading records
+    # -------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """All that was handed out is finished."""
-        for reading in list(self._readings.values()):  # a step in another thread may give some up; see logcore.aio
+        """Mark all returned records as processed."""
+        # an operation in another thread may remove some; see logcore.aio
+        for reading in list(self._readings.values()):
             reading.finished = reading.position
 
     def has_records(self) -> bool:
-        """Whether there is anything to read behind the positions."""
+        """Return whether any partition has records at its position."""
         return any(self._has_records(reading) for reading in list(self._readings.values()))
 
     def find_columns(self, max_bytes: int) -> list[Columns]:
-        """What there is now, of the partitions in turns, until so many bytes of keys and values were found. No position
-        moves, but for those that are not in the log.
+        """Read the available columns of the partitions, round-robin, up to max_bytes.
+
+        The size counts keys and values. Only positions that are not in the log move.
         """
         found: list[Columns] = []
         order = list(self._readings)
@@ -156,7 +183,11 @@ class Fetcher:
         return found
 
     def moves_behind(self, found: list[Columns]) -> list[Move]:
-        """The moves for hand_out(). Empty if there are no records, or a position was moved since: find again then."""
+        """Return the moves for hand_out() after find_columns().
+
+        The list is empty if there are no records, or if a position was moved since
+        then. In that case, the caller must find columns again.
+        """
         moves: list[Move] = []
         for each in found:
             reading = self._readings.get(each.partition)
@@ -171,10 +202,12 @@ class Fetcher:
         return moves
 
     def hand_out(self, moves: Sequence[Move], given: _T) -> _T:
-        """Moves the positions and returns `given`, which the caller returns at once, outside of any `with` block.
+        """Move the positions and return `given`.
 
-        An interrupt moves all positions back, because the caller's caller never gets the records. A position that was
-        moved since the records were found, as an interceptor may do with seek(), is not moved here.
+        The caller returns it immediately, outside of any `with` block. An interrupt
+        moves all positions back, because the user never gets the records. A position
+        that was moved since the records were found is not moved here. For example, an
+        interceptor may have called seek().
         """
         current = [move for move in moves if move.reading.position == move.start]
         try:
@@ -188,7 +221,9 @@ class Fetcher:
             raise
 
     def opened(self) -> Reading | None:
-        """The next partition in turn that has records, with those of them that there are now."""
+        """Find the next partition, round-robin, that has records, and open it for
+        reading.
+        """
         order = list(self._readings)
         for step in range(len(order)):
             at = (self._turn + step) % len(order)
@@ -199,21 +234,25 @@ class Fetcher:
         return None
 
     def one_by_one(self, reading: Reading) -> Iterator[TopicRecord]:
-        """Until the records end, somebody moves the position or takes the partition, or the group has to be checked.
+        """Yield records until the partition ends or the iteration must stop.
 
-        Those who do so drop what is read ahead.
+        The iteration stops when the position is moved, the partition is removed, or the
+        group must be checked. In these cases, the records that were read ahead are
+        dropped.
         """
         records = reading.records
         assert records is not None
         settings = self._settings
         is_plain = settings.key_deserializer is None and settings.value_deserializer is None
-        at_once = 1  # a record that cannot be decoded comes after those before it
+        # with a deserializer, an error must be raised after the records before it
+        at_once = 1
         if is_plain:
             at_once = _READ_AHEAD
         look_ms = self._fs.monotonic_ms() + _LOOK_WHILE_ITERATING_MS
         until_look = 1
         while True:
             reading.is_ahead = True
+            # Step 1: decode the next records ahead of the caller.
             try:
                 taken = records.take(at_once, settings.max_partition_fetch_bytes)
                 ahead = self._handed(taken.records)
@@ -224,6 +263,7 @@ class Fetcher:
                 reading.position = reading.end
                 reading.drop()
                 return
+            # Step 2: yield them one at a time. The position moves just before each.
             for record in ahead:
                 last: TopicRecord | None = record
                 if settings.interceptors:
@@ -245,7 +285,8 @@ class Fetcher:
                 if now_ms >= look_ms:
                     reading.drop()
                     return
-                # The clock takes as long as the rest: while the loop is fast, it is asked less often.
+                # Reading the clock costs as much as the rest of the loop, so it is read
+                # less often while the loop is fast.
                 until_look = 1
                 if look_ms - now_ms > _LOOK_WHILE_ITERATING_MS // 2:
                     until_look = _RECORDS_A_LOOK
@@ -263,9 +304,11 @@ class Fetcher:
         return reading.records is not None or not _is_at_end(reading.log, reading.position, self.end(reading.log))
 
     def fetch(self, most: int) -> tuple[dict[TopicPartition, list[TopicRecord]], list[Move]]:
-        """Records of the partitions in turns, beginning behind the one that was served last: at most so many, of each
-        partition of max_partition_fetch_bytes and of all of fetch_max_bytes, but at least of one run of batches. Also
-        the moves for hand_out().
+        """Return records of the partitions, round-robin, and the moves for hand_out().
+
+        At most `most` records are returned. The limits are max_partition_fetch_bytes
+        for each partition and fetch_max_bytes for all, but at least one run of batches
+        is read.
         """
         found: dict[TopicPartition, list[TopicRecord]] = {}
         moves: list[Move] = []
@@ -281,7 +324,9 @@ class Fetcher:
             try:
                 records, size_bytes, end = self._take(one, reading, left, left_bytes)
             except Exception:
-                if found:  # what others gave is handed out; the error comes again with the next call
+                # the found records are returned now, and the next call raises the error
+                # again
+                if found:
                     break
                 raise
             if records:
@@ -298,20 +343,24 @@ class Fetcher:
     def _take(
         self, one: TopicPartition, reading: Reading, most: int, most_bytes: int
     ) -> tuple[list[TopicRecord], int, int]:
-        """Records of one partition, the bytes of the batches that were begun for them, and where the position is to be
-        behind them: 0 if it stays.
+        """Return records of one partition, the bytes of their batches, and the new
+        position.
+
+        The position is 0 if it does not move.
         """
         if not self._open(one, reading):
             return [], 0, 0
         assert reading.records is not None
-        reading.is_ahead = True  # until they are handed out, so that an interrupt passes none of them over
+        # until the records are returned, so that an interrupt skips none of them
+        reading.is_ahead = True
         try:
             taken = reading.records.take(most, min(most_bytes, self._settings.max_partition_fetch_bytes))
             found = self._handed(taken.records)
         except BaseException:
             reading.drop()
             raise
-        is_cut = len(found) < len(taken.records)  # the next call meets the record that cannot be deserialized
+        # the next call reaches the record that cannot be deserialized
+        is_cut = len(found) < len(taken.records)
         if taken.is_last or taken.is_stopped or is_cut:
             reading.drop()
         end = reading.end
@@ -320,8 +369,11 @@ class Fetcher:
         return found, taken.size_bytes, end
 
     def _open(self, one: TopicPartition, reading: Reading) -> bool:
-        """Whether there are records behind the position; reading.records are those."""
-        if reading.is_ahead:  # those of a call or an iteration that ended before it handed them out are read again
+        """Set reading.records to the records at the position, and return whether there
+        are any.
+        """
+        # an earlier call or iteration ended before it returned these records
+        if reading.is_ahead:
             reading.drop()
         if reading.records is not None:
             return True
@@ -339,8 +391,9 @@ class Fetcher:
         return True
 
     def _handed(self, records: list[TopicRecord]) -> list[TopicRecord]:
-        """Records as the deserializers give them, up to the first that cannot be deserialized. Raises the error if that
-        is the first of all.
+        """Return deserialized records, up to the first one that cannot be deserialized.
+
+        The error is raised if that is the first record.
         """
         settings = self._settings
         functions: list[tuple[str, Deserializer]] = []
@@ -362,7 +415,7 @@ class Fetcher:
         return found
 
     def _intercepted(self, record: TopicRecord) -> list[TopicRecord]:
-        """A record of an iteration as the interceptors give it."""
+        """Return the records that the interceptors make of one record of an iteration."""
         alone = ConsumerRecords({TopicPartition(record.topic, record.partition): [record]})
         return list(intercepted(self._settings.interceptors, alone).records())
 
@@ -380,10 +433,13 @@ class Fetcher:
                 found.append(columns)
                 size_bytes += _size_bytes(columns)
                 if size_bytes >= max_bytes:
-                    # The rest is found from there on. Only a whole stretch steps over what is at its end and no record.
+                    # The next call continues from there. Only a complete scan may skip
+                    # the offsets at its end that have no records.
                     return Columns(one, position, int(columns.offsets[-1]) + 1, found, size_bytes)
         except LogcoreError as error:
-            if found:  # handed out first; the next call meets the error, or what has removed the records since
+            # returned first; the next call raises the error, or finds that the records
+            # are gone
+            if found:
                 return Columns(one, position, int(found[-1].offsets[-1]) + 1, found, size_bytes)
             if not isinstance(error, OffsetOutOfRangeError):
                 raise
@@ -397,7 +453,7 @@ def columns_of(found: Sequence[Columns]) -> dict[TopicPartition, list[RecordColu
 
 
 def check_columns(timeout_ms: int, max_bytes: int) -> None:
-    """Raises InvalidConfigError."""
+    """Raise InvalidConfigError unless the arguments of poll_columns() are valid."""
     if timeout_ms < 0 or max_bytes < 1:
         raise InvalidConfigError(
             "poll_columns", expected="timeout_ms from 0, max_bytes from 1", found=f"{timeout_ms}, {max_bytes}"
@@ -405,7 +461,10 @@ def check_columns(timeout_ms: int, max_bytes: int) -> None:
 
 
 def misplaced(log: Log, start: int, committed: Committed) -> OffsetOutOfRangeError | None:
-    """Why reading cannot go on from what was committed, or None. start: where the log begins."""
+    """Return why reading cannot continue from a committed offset, or None.
+
+    `start` is the start offset of the log.
+    """
     end = log.high_watermark
     if not start <= committed.offset <= end:
         return OffsetOutOfRangeError(
@@ -420,7 +479,7 @@ def misplaced(log: Log, start: int, committed: Committed) -> OffsetOutOfRangeErr
     if committed.leader_epoch <= log.leader_epoch:
         epoch_end = log.end_of_epoch(committed.leader_epoch)[1]
     elif committed.offset > start:
-        # The log knows no such epoch: all of it was cut off.
+        # The log has no such epoch, because all of its records were truncated.
         epoch_end = -1
     if epoch_end >= committed.offset:
         return None
@@ -434,21 +493,22 @@ def misplaced(log: Log, start: int, committed: Committed) -> OffsetOutOfRangeErr
 
 
 def _is_at_end(log: Log, position: int, end: int) -> bool:
-    """Whether there is nothing to read. end: as Fetcher.end() says.
+    """Return whether there is no record to read. `end` is the result of Fetcher.end().
 
-    A position may lie behind the last stable offset, where a consumer that reads what is not committed, or seek(), put
-    it. It waits there: going back would give records again. Behind the high watermark it is outside the log, which the
-    reading says.
+    A position may be above the last stable offset, if seek() set it or a
+    read_uncommitted consumer committed it. It remains there, because moving it back
+    would return records twice. Above the high watermark it is outside the log, and
+    reading raises.
     """
     return end <= position <= max(end, log.high_watermark)
 
 
 def _stay(log: Log) -> None:
-    """This process alone writes the log: there is nothing to follow."""
+    """Do nothing: no other process writes the log."""
 
 
 def _size_bytes(columns: RecordColumns) -> int:
-    """Of keys and values; a null has the size -1."""
+    """Return the size of keys and values. A null has the size -1 in the columns."""
     size_bytes = 0
     for sizes in (columns.key_sizes, columns.value_sizes):
         size_bytes += int(sizes.sum(dtype=np.int64)) + int(np.count_nonzero(sizes < 0))
@@ -456,7 +516,7 @@ def _size_bytes(columns: RecordColumns) -> int:
 
 
 def _with(record: TopicRecord, name: str, function: Deserializer) -> TopicRecord:
-    """A record with its key or value as the function gives it; null stays null."""
+    """Apply a deserializer to the key or value of a record. A null remains null."""
     given = getattr(record, name)
     if given is None:
         return record

@@ -1,15 +1,18 @@
-"""The groups of a log directory whose members are consumers of this process: carries out what logcore.coordination
-decides.
+"""Groups whose members are consumers of this process.
+
+This module executes the effects of logcore.coordination for one log directory.
 
 Rules:
-- One lock guards the groups. It is held while records are appended, so that they stand in the order of the decisions,
-  and not while the disk is waited for.
-- Who asked is told once what it caused is on disk. Of several threads that ask, one takes the steps of all
-  (combining.py). Their records share batches, and one sync.
-- Time is the steady clock's, counted from the wall clock at the beginning, so that no jump of that ends a session.
-- Nothing runs by itself: deadlines that have passed are noticed by whoever asks next.
+- One lock guards the groups. It is held while records are appended, so that the log has
+  the order of the decisions. It is released while a thread waits for the disk.
+- A request returns once its records are durable. If several threads have requests, one
+  thread executes all of them (combining.py). Their records share batches and one sync.
+- The time is the monotonic clock plus the wall clock at the start. So a change of the
+  wall clock ends no session.
+- No thread runs in the background: the next request acts on deadlines that have passed.
 
-Not here: what happens in a group (logcore.coordination), what a consumer does with its share (consumer.py).
+This module does not implement the transitions of a group (logcore.coordination does),
+and does not read the assigned partitions (consumer.py does).
 """
 
 from __future__ import annotations
@@ -58,12 +61,13 @@ from logcore.partition.coordinated import append_to_transaction, append_whole
 from logcore.settling import Settling
 
 _LONGEST_MS: Final = 2**31 - 1
-#: The largest batch that several decisions share: as large as the default batch of a producer.
+#: Maximum size of a batch that several decisions share: the default batch size of a
+#: producer.
 _BATCH_BYTES: Final = 16_384
 
 
 class Directory(Protocol):
-    """What is asked of the LogDir."""
+    """The methods of LogDir that this module uses."""
 
     @property
     def path(self) -> str: ...
@@ -77,21 +81,25 @@ class Directory(Protocol):
 
 
 class Answer:
-    """How a request ends. result: once is_there; set under the lock of the groups. is_awaited: others than who asks may
-    sleep until it is there. id_end: how the id ends that a request to join was given, in a group of this process.
-    """
+    """The future result of a request. It is set under the lock of the groups."""
 
     def __init__(self, *, is_awaited: bool = True) -> None:
+        #: Other threads than the requesting one may sleep until the result is
+        #: available.
         self.is_awaited = is_awaited
+        #: The end of the member id that a request to join was given, in a group of this
+        #: process.
         self.id_end = ""
+        #: Whether `result` is set.
         self.is_there = False
         self.result: Any = None
 
 
 @attrs.frozen(kw_only=True)
 class KeptJoin(Join):
-    """A request to join whose answer the member has from before it asks. If an interrupt comes while it asks, it can
-    withdraw the request.
+    """A request to join whose Answer the member holds before it sends the request.
+
+    If an interrupt stops the member during the request, it can withdraw the request.
     """
 
     answer: Answer = attrs.field(eq=False)
@@ -104,28 +112,41 @@ def answer_of(request: Join) -> Answer:
 
 
 def home_of(directory: Directory, group_id: str) -> tuple[str, int]:
-    """The partition that a group's offsets are in, made if there is none. Raises what making it raises."""
+    """Return the partition of a group's offsets, and create the topic if necessary.
+
+    Raises:
+        LogcoreError: the topic could not be created.
+    """
     directory.ensure_topic(OFFSETS_TOPIC, 1, OFFSETS_CONFIG)
     return OFFSETS_TOPIC, partition_of(group_id, directory.partitions(OFFSETS_TOPIC)[-1] + 1)
 
 
 def append(log: Log, rows: list[RecordInput], producer: tuple[int, int] | None, level: Level) -> Receipt:
-    """Appends the records of a Store. Raises what Log.append() raises, and InvalidProducerEpochError."""
+    """Append the records of a Store.
+
+    Raises:
+        LogcoreError: Log.append() failed.
+        InvalidProducerEpochError: the producer was fenced.
+    """
     if producer is None:
         return append_whole(log.writer, rows, durability=level)
     return append_to_transaction(log.writer, rows, *producer, durability=level)
 
 
 def check_forgotten(results: Iterable[GroupError | None], failure: Exception | None) -> None:
-    """Raises ConsumerStateError unless offsets of deleted topics could be deleted."""
+    """Raise ConsumerStateError unless the offsets of deleted topics were deleted."""
     error = next((result for result in results if result is not None), None)
     if error is not None:
         raise ConsumerStateError("offsets of a deleted topic were not deleted", found=error.name) from failure
 
 
 def forget_stored(directory: Directory, topics: set[str]) -> None:
-    """Deletes what was committed for topics, in the log alone: on disk when it returns. Raises what reading the log and
-    appending to it raises.
+    """Delete the committed offsets of topics from the log only.
+
+    The deletion is durable when this function returns.
+
+    Raises:
+        LogcoreError: the log could not be read or appended to.
     """
     if OFFSETS_TOPIC not in directory:
         return
@@ -145,11 +166,11 @@ def _size_of(store: Store) -> int:
 
 
 class Groups:
-    """All groups of one directory. Made by the first consumer that has a group.
+    """All groups of one directory. The first consumer with a group creates this object.
 
-    All methods may be called from several threads. failure: why records could not be stored the last time; written
-    under the lock. Requests whose records could not be stored get COORDINATOR_NOT_AVAILABLE.
-    The constructor raises what reading `__consumer_offsets` raises.
+    Any thread may call the methods. Requests whose records could not be stored get
+    COORDINATOR_NOT_AVAILABLE. The constructor raises the errors of reading
+    `__consumer_offsets`.
     """
 
     def __init__(self, fs: FS, directory: Directory) -> None:
@@ -158,13 +179,15 @@ class Groups:
         self._lock = threading.RLock()
         rules = Rules(min_session_timeout_ms=1, max_session_timeout_ms=_LONGEST_MS)
         self._coordinator = Coordinator(rules, self._new_id)
-        self._naming: Answer | None = None  # of the request to join that is carried out
+        # the answer to the request to join that is being executed
+        self._naming: Answer | None = None
         self._timers: Timers[tuple[Group, Timeout]] = Timers()
         self._effects: deque[Effect] = deque()
         self._unsynced = Settling(self._lock)
         self._steps = Combined(self._lock, self._flush, self._unsynced.settle)
         self._unwritten: deque[Store] = deque()  # in the order of the decisions
         self._listeners: tuple[Callable[[], None], ...] = ()
+        #: The latest error of storing records. It is written under the lock.
         self.failure: Exception | None = None
         self._started_ms = fs.now_ms() - fs.monotonic_ms()
         self._load()
@@ -175,7 +198,8 @@ class Groups:
         self._do(
             lambda now_ms: self._coordinator.load(found.groups, found.offsets, now_ms, found.unstable, found.consumers)
         )
-        # This process has the directory to itself, so those of before are gone. Static members may come back.
+        # This process has exclusive access, so the members of earlier processes are
+        # dead and are removed. Static members may return.
         for group in self._coordinator.all():
             gone: list[tuple[str, str | None]] = [
                 (one.member_id, None) for one in group.members.values() if one.instance_id is None
@@ -198,7 +222,7 @@ class Groups:
         return self._coordinator.leave(group_id, gone, now_ms)[1]
 
     def close(self) -> None:
-        """Nothing: what they know ends with this object."""
+        """Do nothing: the memory of this object is the only resource."""
 
     def now_ms(self) -> int:
         return self._started_ms + self._fs.monotonic_ms()
@@ -206,7 +230,7 @@ class Groups:
     # -- listeners
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Calls it, in any thread, whenever a group may have changed."""
+        """Call the listener, in any thread, whenever a group may have changed."""
         with self._lock:
             self._listeners = (*self._listeners, listener)
 
@@ -217,7 +241,10 @@ class Groups:
     # -- requests
 
     def join(self, request: Join) -> Answer:
-        """The answer comes when all members have joined: Joined or JoinRefused."""
+        """Add a member to a group.
+
+        The answer is available when all members have joined: Joined or JoinRefused.
+        """
         answer = answer_of(request)
 
         def join(now_ms: int) -> list[Effect]:
@@ -237,13 +264,18 @@ class Groups:
         return made
 
     def sync(self, request: Sync) -> Answer:
-        """The answer comes when the leader has assigned: Synced or a GroupError."""
+        """Send an assignment, or wait for it.
+
+        The answer is available when the leader has assigned: Synced or a GroupError.
+        """
         answer = Answer()
         self._do(lambda now_ms: self._coordinator.sync(request, answer, now_ms))
         return answer
 
     def heartbeat(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> GroupError | None:
-        """Renews a session. None: all is as it was; else what the member has to hear."""
+        """Renew a session. Return None if nothing has changed, or the error for the
+        member.
+        """
         found: list[GroupError | None] = []
 
         def beat(now_ms: int) -> list[Effect]:
@@ -258,17 +290,20 @@ class Groups:
         self._do(lambda now_ms: self._coordinator.leave(group_id, [(member_id, instance_id)], now_ms)[1])
 
     def absent(self, group_id: str, member_id: str) -> None:
-        """A static member is closed, and may come back."""
+        """Mark a static member as closed. It may return."""
         self._do(lambda now_ms: self._coordinator.absent(group_id, [member_id], now_ms))
 
     def withdraw(self, group_id: str, joining: Answer) -> None:
-        """Removes the member whose request to join waits for this answer. Does nothing once it is answered."""
+        """Remove the member whose request to join waits for this answer.
+
+        This has no effect once the request is answered.
+        """
 
         def withdraw(now_ms: int) -> list[Effect]:
             effects = self._coordinator.withdraw(group_id, joining, now_ms)
             group = self._coordinator.get(group_id)
             if group is not None and joining.id_end and not joining.is_there:
-                # An interrupt took the answer of a step that was carried out.
+                # An interrupt discarded the answer of an operation that was executed.
                 left = [(name, None) for name in group.members if name.endswith(joining.id_end)]
                 effects += self._coordinator.leave(group_id, left, now_ms)[1]
             return effects
@@ -278,13 +313,16 @@ class Groups:
     def commit(
         self, who: Committer, offsets: Mapping[OffsetKey, Committed], producer: tuple[int, int] | None = None
     ) -> GroupError | None:
-        """Returns when the offsets are on disk, or why they are not. The check and the append are one step: no
-        rebalance comes between them.
+        """Commit offsets. Return None when they are durable, or the reason why they are
+        not.
 
-        producer: id and epoch of the producer whose open transaction the offsets belong to. They count once that is
-        committed. Such a commit need not name a member.
+        The check and the append are one operation, so that no rebalance happens between
+        them. `producer` is the id and epoch of the producer whose open transaction the
+        offsets belong to. Such offsets become valid when the transaction commits, and
+        need not name a member.
         """
-        # Who commits waits for the disk and not for news: 64 consumers that woke each other took 0.3 ms a commit.
+        # The committing thread waits for the disk and not for changes of the group.
+        # When 64 consumers woke one another, a commit took 0.3 ms.
         answer = Answer(is_awaited=False)
 
         def commit(now_ms: int) -> list[Effect]:
@@ -296,8 +334,10 @@ class Groups:
 
     @contextlib.contextmanager
     def committing(self, who: Committer) -> Generator[GroupError | None]:
-        """For offsets that are stored elsewhere: inside the `with` the group does not change. Why this member may not
-        commit now, or None.
+        """Check a commit of offsets that are stored elsewhere.
+
+        Yield the reason why this member may not commit now, or None. The group does not
+        change inside the `with` block.
         """
         with self._lock:
             error, effects = self._coordinator.check_commit(who, self.now_ms())
@@ -306,20 +346,20 @@ class Groups:
             yield error
 
     def transaction_ended(self, producer_id: int, *, commit: bool) -> None:
-        """The marker of this producer is in `__consumer_offsets`."""
+        """Apply the marker of a producer in `__consumer_offsets`."""
         with self._lock:
             self._coordinator.transaction_ended(producer_id, commit=commit)
             for listener in self._listeners:
                 listener()
 
     def unstable(self, group_id: str) -> set[OffsetKey]:
-        """The partitions for which an open transaction would commit something."""
+        """Return the partitions with offsets in open transactions."""
         with self._lock:
             group = self._coordinator.get(group_id)
             return set() if group is None else {key for keys in group.unstable.values() for key in keys}
 
     def committed(self, group_id: str) -> dict[OffsetKey, Committed]:
-        """All that a group has committed, on disk."""
+        """Return all durable committed offsets of a group."""
         with self._lock:
             group = self._coordinator.get(group_id)
             if group is None:
@@ -331,27 +371,34 @@ class Groups:
             }
 
     def common_protocols(self, group_id: str) -> set[str]:
-        """The assignors that all members of a group know."""
+        """Return the names of the assignors that all members of a group support."""
         with self._lock:
             group = self._coordinator.get(group_id)
             return set() if group is None or not group.members else group.common_protocols()
 
     def rewind(self, group_id: str, offsets: Mapping[OffsetKey, Committed]) -> GroupError | None:
-        """Commits offsets for a group that has members: they are removed in the same step, join again and begin there.
-        So none of their commits can undo it.
+        """Commit offsets for a group that has members.
+
+        The same operation removes the members, so that none of their commits can
+        overwrite the offsets. The members join again and begin at these offsets.
         """
         answer = Answer()
         return self._answered(answer, lambda now_ms: self._coordinator.rewind(group_id, offsets, answer, now_ms))
 
     def delete(self, group_id: str) -> GroupError | None:
-        """Deletes a group without members, with all that it has committed; or says why not."""
+        """Delete a group without members, with its offsets, or return the reason why
+        not.
+        """
         answer = Answer()
         return self._answered(answer, lambda _: self._coordinator.delete(group_id, answer))
 
     def forget_topics(self, names: set[str]) -> None:
-        """Deletes what was committed for topics that are deleted: a new one of that name begins without it.
+        """Delete the committed offsets of deleted topics.
 
-        Raises ConsumerStateError when that could not be stored.
+        A new topic of the same name begins without them.
+
+        Raises:
+            ConsumerStateError: the deletion could not be stored.
         """
         answers: list[Answer] = []
 
@@ -363,15 +410,18 @@ class Groups:
         check_forgotten(map(self._result_of, answers), self.failure)
 
     def expire_offsets(self) -> None:
-        """Deletes what was committed and kept long enough; to be called every EXPIRY_CHECK_MS or so."""
+        """Delete committed offsets whose retention is over.
+
+        The caller does this about every EXPIRY_CHECK_MS.
+        """
         self._do(lambda now_ms: self._coordinator.expire_offsets(self._directory.trusted_ms(now_ms)))
 
     def look(self) -> None:
-        """Notices deadlines that have passed."""
+        """Act on deadlines that have passed."""
         self._do(lambda _: ())
 
     def next_ms(self) -> int | None:
-        """When a deadline passes, by now_ms()."""
+        """Return the time of the next deadline, in terms of now_ms(), or None."""
         with self._lock:
             return self._timers.next_ms
 
@@ -400,11 +450,12 @@ class Groups:
         self._steps.take(take)
 
     def _act(self, effects: Iterable[Effect]) -> None:
-        """Under the lock. Carries out effects, behind those that came before them."""
+        """Execute effects after the earlier ones. The lock is held."""
         self._effects.extend(effects)
         is_news = False
         while self._effects:
-            effect = self._effects[0]  # an interrupt leaves it: the next step carries it out, which may be twice
+            # after an interrupt, the next operation executes it, possibly a second time
+            effect = self._effects[0]
             match effect:
                 case Reply(Answer() as answer, result):
                     answer.result = result
@@ -418,24 +469,30 @@ class Groups:
                     self._timers.cancel((group, timeout))
                 case _:
                     is_news = True
-            if self._effects and self._effects[0] is effect:  # else a signal handler was in here
+            # otherwise, a signal handler ran in between
+            if self._effects and self._effects[0] is effect:
                 self._effects.popleft()
-        if is_news:  # else members that wait would wake one another for ever, by looking
+        # otherwise, waiting members would wake one another endlessly by polling
+        if is_news:
             for listener in self._listeners:
                 listener()
 
     def _flush(self) -> None:
-        """Under the lock: appends the records that decisions have led to; settle() syncs them."""
+        """Append the records of the decisions; settle() syncs them. The lock is held."""
         while self._unwritten:
             stores = [self._unwritten.popleft()]
             try:
                 self._write(stores)
-            except BaseException:  # interrupted: the next step writes them, perhaps once more, which changes nothing
+            except BaseException:
+                # after an interrupt, the next operation appends them, and a duplicate
+                # is harmless
                 self._unwritten.extendleft(reversed(stores))
                 raise
 
     def _write(self, stores: list[Store]) -> None:
-        """Appends the records of a decision, and adds to it those that may share its batch."""
+        """Append the records of a decision, with following ones that may share its
+        batch.
+        """
         try:
             place = self.home(stores[0].group.group_id)
             log = self._log(place)
@@ -449,9 +506,11 @@ class Groups:
             self._unsynced.add({log: receipt.last_offset + 1}, functools.partial(self._settled, stores, log))
 
     def _take_followers(self, stores: list[Store], place: tuple[str, int], config: LogConfig) -> None:
-        """Adds the decisions behind the first whose records go to the same partition, in the name of one producer."""
-        # What the partition takes from one decision alone it must also take from several: with half of its limits there
-        # is room for the heads.
+        """Move the following decisions of the same partition and producer into the
+        batch.
+        """
+        # If the partition accepts each decision alone, it must also accept several.
+        # Half of its limits leaves room for the headers.
         most_bytes = min(_BATCH_BYTES, config.max_message_bytes // 2, config.segment_bytes // 2)
         left = most_bytes - _size_of(stores[0])
         while self._unwritten:
@@ -467,7 +526,9 @@ class Groups:
         self._flush()
 
     def _have_stored(self, stores: list[Store], failure: Exception | None) -> None:
-        """Under the lock: the records are on disk, or could not be stored."""
+        """Pass the result of an append and its sync to the coordinator. The lock is
+        held.
+        """
         error = None
         if failure is not None:
             error = GroupError.COORDINATOR_NOT_AVAILABLE
@@ -479,7 +540,11 @@ class Groups:
             self._act(self._coordinator.stored(store, error, self.now_ms()))
 
     def home(self, group_id: str) -> tuple[str, int]:
-        """The partition that a group's offsets are in, made if there is none. Raises what making it raises."""
+        """Return the partition of a group's offsets, and create the topic if necessary.
+
+        Raises:
+            LogcoreError: the topic could not be created.
+        """
         return home_of(self._directory, group_id)
 
     def _log(self, place: tuple[str, int]) -> Log:

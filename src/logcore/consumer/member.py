@@ -1,17 +1,22 @@
-"""One consumer's place in its group: it joins, divides the partitions when it leads, and hears of rebalances.
+"""One consumer's place in its group: joins, assigns partitions as the leader, and
+detects rebalances.
 
-    step() --> None      nothing to do: it waits for others, or all is as it was
-               LOST      it is no member any more, and what it had may be another's
-               REJOIN    the group divides its partitions; join() follows, when what is to be given up was given up
-               Share     what it has in this generation
+    step() --> None      no change: it waits for others, or the assignment is current
+    LOST      the group has removed the member, and others may own its partitions
+    REJOIN    the group rebalances; the caller gives up partitions, then calls join()
+    Share     its partitions in this generation
 
 Rules:
-- A member never waits in here. It is asked again when the groups say that something has changed.
-- An interrupt may come anywhere. What this member asks of the group is noted before it asks, and what it was told is
-  kept until the caller has taken it, so that the next step() or leave() goes on.
-- The leader runs the assignor without any lock, and the result is checked before others see it.
+- A member never waits in this module. The caller calls step() again when the groups
+  have changed.
+- A thread can be interrupted at any point. A request is recorded before it is sent, and
+  its result is kept until the caller has received it. So the next step() or leave()
+  continues at the same point.
+- The leader runs the assignor without any lock, and the result is validated before
+  other members see it.
 
-Not here: positions, commits and listeners (consumer.py), what the group decides (logcore.coordination).
+This module has no positions, commits and listeners (consumer.py), and does not
+implement the group's decisions (logcore.coordination).
 """
 
 from __future__ import annotations
@@ -56,7 +61,10 @@ class Share:
 
 
 class GroupMember:
-    """partitions_of: topic -> how many partitions it has, 0 for one that there is not."""
+    """The membership of one consumer.
+
+    `partitions_of` maps a topic to its number of partitions, or 0 if it does not exist.
+    """
 
     def __init__(
         self,
@@ -82,39 +90,48 @@ class GroupMember:
         self._partitions_of = partitions_of
         self._topics: tuple[str, ...] = ()
         self._protocol = ""
-        self._divided: dict[str, int] | None = None  # the topics as they were when this member divided them
-        self._asking: Answer | None = None  # of a request to join, while it is handed to the group
+        # the partition counts in this member's latest assignment as leader
+        self._divided: dict[str, int] | None = None
+        # a request to join that is being sent to the group
+        self._asking: Answer | None = None
         self._joining: Answer | None = None
         self._syncing: Answer | None = None
-        self._share: Share | None = None  # what step() returns until take_share()
+        self._share: Share | None = None  # the result of step() until take_share()
         self._is_stable = False
         self._wants_to_join = False
-        self.is_removed = False  # the group has removed it, and it has not joined again
+        # the group has removed the member, and it has not joined again
+        self.is_removed = False
 
     @property
     def is_cooperative(self) -> bool:
-        """Whether it keeps what it has while a rebalance goes on. Before the first one that is the first choice's."""
+        """Whether the member keeps its partitions during a rebalance.
+
+        Before the first rebalance, this depends on the preferred assignor.
+        """
         chosen = self._assignors.get(self._protocol) or next(iter(self._assignors.values()))
         return chosen.is_cooperative
 
     @property
     def is_stable(self) -> bool:
-        """Whether it has its share of the present generation, as far as it has heard."""
+        """Whether the member has received its share of the current generation."""
         return self._is_stable
 
     def subscribe(self, topics: Iterable[str]) -> None:
-        """What it wants from now on; it joins again when that is new."""
+        """Set the subscribed topics. If they have changed, the member joins again."""
         wanted = tuple(sorted(topics))
         if wanted != self._topics:
             self._topics = wanted
             self._wants_to_join = True
 
     def rejoin(self) -> None:
-        """It has given something up that another waits for."""
+        """Join again, because the member has given up partitions that others wait for."""
         self._wants_to_join = True
 
     def join(self, owned: Iterable[TopicPartition]) -> None:
-        """Asks for a place in the next generation. owned: what it keeps meanwhile."""
+        """Request a place in the next generation.
+
+        `owned` are the partitions that the member keeps during the rebalance.
+        """
         had = -1
         if self._protocol:
             had = self.generation
@@ -149,7 +166,11 @@ class GroupMember:
         self._asking = None
 
     def _user_data(self, assignor: Assignor) -> bytes | None:
-        """What an assignor of the user's says of this member. Raises InvalidConfigError."""
+        """Return the user data that a custom assignor adds to the subscription.
+
+        Raises:
+            InvalidConfigError: the assignor returned another type.
+        """
         ask = getattr(assignor, "subscription_user_data", None)
         found = None if ask is None else ask(self._topics)
         if found is not None and not isinstance(found, bytes):
@@ -161,7 +182,7 @@ class GroupMember:
         return found
 
     def leave(self) -> None:
-        """Gives its place up; a static member keeps it for its session timeout."""
+        """Leave the group. A static member keeps its place for its session timeout."""
         self._take_back(self._asking)
         if not self.member_id and self._joining is not None:
             self._take_back(self._joining)
@@ -172,8 +193,9 @@ class GroupMember:
         self._forget()
 
     def _take_back(self, asked: Answer | None) -> None:
-        """Withdraws a request to join: the group knows it already, and would wait for this member. If the answer has
-        come meanwhile, it has the member's id.
+        """Withdraw a request to join, which the group would otherwise wait for.
+
+        If the request was answered concurrently, take the member id from the answer.
         """
         if asked is not None:
             self._groups.withdraw(self.group_id, asked)
@@ -197,10 +219,16 @@ class GroupMember:
         self._wants_to_join = True
 
     def step(self) -> Heard | Share | None:
-        """The next thing that the consumer has to know. Raises FencedInstanceError, InconsistentGroupError,
-        InvalidConfigError.
+        """Return the next event for the consumer.
+
+        Raises:
+            FencedInstanceError: another consumer has the same group_instance_id.
+            InconsistentGroupError: the group has no assignor in common.
+            InvalidConfigError: the assignor failed.
+            ConsumerStateError: the group refused a request for another reason.
         """
-        if self._asking is not None:  # an interrupt or an error came while it asked
+        # Step 1: finish a request to join.
+        if self._asking is not None:  # an interrupt or an error stopped the request
             self._take_back(self._asking)
         if self._joining is not None:
             if not self._joining.is_there:
@@ -211,6 +239,7 @@ class GroupMember:
             heard = self._joined(result)
             if self._syncing is None:
                 return heard
+        # Step 2: finish the request for the assignment.
         if self._syncing is not None:
             if not self._syncing.is_there:
                 return self._beat()
@@ -220,6 +249,7 @@ class GroupMember:
                 self._syncing = None
                 return self._refused(error)
             self._syncing = None
+        # Step 3: report the share or a change, and renew the session.
         if self._share is not None:
             return self._share
         if self._wants_to_join or not self._is_stable:
@@ -229,8 +259,12 @@ class GroupMember:
         return self._beat()
 
     def enter_generation(self) -> bool:
-        """Looks whether the generation that it joins has begun, and is a member of that then. What it has in it, step()
-        says later. Raises InvalidConfigError where the assignor fails.
+        """Enter the generation that the member has joined, if it has begun.
+
+        Return whether it has. A later step() returns the share of the generation.
+
+        Raises:
+            InvalidConfigError: the assignor failed.
         """
         if self._joining is None or not isinstance(self._joining.result, Joined):
             return False
@@ -241,7 +275,7 @@ class GroupMember:
         return True
 
     def take_share(self) -> None:
-        """The caller knows the share, and needs it from step() no more."""
+        """Mark the share as received, so that step() does not return it again."""
         self._share = None
 
     def _beat(self) -> Heard | None:
@@ -336,7 +370,7 @@ def check_assignment(
     members: Sequence[Member],
     found: Mapping[str, Sequence[TopicPartition]],
 ) -> None:
-    """Raises InvalidConfigError for what an assignor may not do: hand out what there is not, or the same twice."""
+    """Raise InvalidConfigError if an assignor assigns unknown partitions, or one twice."""
     subscribed = {member.member_id: member.topics for member in members}
     owners: dict[TopicPartition, str] = {}
     for member_id, those in found.items():

@@ -1,18 +1,24 @@
-"""How long this process has watched members of groups do nothing.
+"""Failure detector: measures how long each group member has been inactive, as observed
+by this process.
 
-A deadline in the node of a group says when a member should have been heard. It does not say whether that member could
-speak: when a machine or a container is paused, all deadlines pass at once, and whoever goes on first would remove all
-others. So a member that lives is removed by a process that has watched the deadline all that time, be it the end of the
-member's session or that of a rebalance which waits for it.
+The node of a group contains the deadline of each member's next heartbeat. The deadline
+does not show whether the member could send one. If a machine or container is paused,
+every deadline passes at the same time, and the first process to resume would evict all
+other members. So a live member is removed only by a process that has observed the
+deadline for its whole duration. This applies to the end of the member's session, and to
+a rebalance that waits for it.
 
 Rules (clients reference 6.4):
-- Time is counted from one look of this process to the next, by its own steady clock.
-- A look after a long pause counts as a third of the time that is waited: this process may have been stopped itself. A
-  member that goes on with it has two thirds left.
-- A deadline that was moved starts again from zero: its member was heard, or another rebalance began. A process that has
-  just joined has seen nothing.
+- Time is counted from one observation of this process to the next, with its own
+  monotonic clock.
+- An interval between two observations counts as at most a third of the duration,
+  because this process may have been paused itself. A member that resumes together with
+  it has two thirds left.
+- If a deadline has moved, counting restarts at zero: the member was active, or another
+  rebalance began. A process that has just joined starts at zero too.
 
-Pure. Not here: whether the process of a member has died, which needs no time (sharedgroups.py).
+This module is pure: it reads no clock and no file. It does not check whether the
+process of a member has died (sharedgroups.py), which needs no time.
 """
 
 from __future__ import annotations
@@ -25,25 +31,29 @@ import attrs
 from logcore.coordination.effects import JoinEnds, SessionEnds, SyncEnds, Timeout
 from logcore.coordination.group import Group
 
-#: The part of the time that is waited which a pause between two looks counts as, at most.
+#: A pause between two observations counts as at most 1/_PAUSE_PART of the duration.
 _PAUSE_PART: Final = 3
 
 
 @attrs.define
 class _Watched:
-    deadline_ms: int  # another one shows that the member was heard
+    deadline_ms: int  # a different value shows that the member was active
     looked_ms: int
     counted_ms: int = 0
 
 
 class Observations:
-    """See the top of this module. Used under the lock of the groups."""
+    """The observed deadlines. Used under the lock of the groups."""
 
     def __init__(self) -> None:
-        self._watched: dict[str, dict[Timeout, _Watched]] = {}  # group -> deadline -> what was seen of it
+        # group -> timeout -> its observed deadline
+        self._watched: dict[str, dict[Timeout, _Watched]] = {}
 
     def look(self, group: Group, timers: Mapping[Timeout, int], now_ms: int) -> None:
-        """Takes note of a group as it stands, and of its timers. now_ms: of this process's steady clock."""
+        """Observe the current state of a group and its timers.
+
+        `now_ms` is the time of this process's monotonic clock.
+        """
         before = self._watched.get(group.group_id, {})
         after = {}
         for timeout, deadline_ms, waited_ms in _deadlines(group, timers):
@@ -59,8 +69,9 @@ class Observations:
         self._watched.pop(group_id, None)
 
     def is_over(self, group: Group, timers: Mapping[Timeout, int], timeout: Timeout) -> bool:
-        """Whether this process has watched one of these deadlines for as long as is waited for it. True for those that
-        remove no living member.
+        """Return whether this process has observed a deadline for its whole duration.
+
+        The result is True for timeouts that remove no live member.
         """
         for each, deadline_ms, waited_ms in _deadlines(group, timers):
             if each == timeout:
@@ -72,9 +83,10 @@ class Observations:
 
 
 def _deadlines(group: Group, timers: Mapping[Timeout, int]) -> Iterable[tuple[Timeout, int, int]]:
-    """What is watched of a group: the deadline, when it is, how long is waited for it."""
+    """Yield the observed deadlines of a group as (timeout, time, duration)."""
     for member in group.members.values():
-        # Not the timer: that may be of an earlier deadline (membership.renew).
+        # The timer is not used, because it may have an earlier deadline
+        # (membership.renew).
         yield SessionEnds(member.member_id), member.deadline_ms, member.kept_ms
     for timeout, at_ms in timers.items():
         if isinstance(timeout, JoinEnds | SyncEnds):

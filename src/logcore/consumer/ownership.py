@@ -1,17 +1,24 @@
-"""What members of a shared group say of themselves in the registry: who they are, and which partitions are their own.
+"""Nodes of shared group members in the registry: the ids of members, and the owners of
+partitions.
 
-    /consumers/g/ids/host-41-8f3a02c1     {"version":1,"subscription":{"orders":3},"pattern":"static",...}
+    /consumers/g/ids/host-41-8f3a02c1
+        {"version":1,"subscription":{"orders":3},"pattern":"static",...}
     /consumers/g/owners/orders/2          host-41-8f3a02c1-0
 
 Rules (clients reference 7.4, seeds: steps 8 and 9 of the rebalancing):
-- A member claims a partition before it hands out the first record, and lets go of it when all that it finished is
-  committed, before it joins again. So a partition has one owner, also while members know different generations.
-- A claim is one change under the lock of the group. Only a member of the present generation makes it.
-- An owner counts while its process lives and the group has it as a member. One that was stopped for too long does not.
-- A member lets go only of what is still its own: another may have taken it over.
-- What cannot be claimed now is asked for again at each poll. Nothing here waits.
+- A member claims a partition before it returns the first record. It releases the
+  partition after it has committed the finished offset, and before it joins again. So a
+  partition has one owner, even while members are in different generations.
+- A claim is one change under the lock of the group. Only a member of the current
+  generation makes it.
+- An owner is valid while its process is alive and the member is in the group. A member
+  that was paused for too long is not.
+- A member releases only partitions that it still owns, because another member may have
+  claimed the others.
+- If a partition cannot be claimed now, each poll tries again. This module never waits.
 
-Not here: who gets which partition (member.py, assignors.py). Commits are fenced by generations, not by owners.
+This module does not assign partitions (member.py, assignors.py). Commits are fenced by
+generations, not by owners.
 """
 
 from __future__ import annotations
@@ -31,9 +38,10 @@ from logcore.registry.paths import Pattern
 
 
 class Registration:
-    """The node of a consumer below `ids`. The streams of a connector share one; each of them is a member with a number.
+    """The node of a consumer below `ids`.
 
-    Fields that change, all under the lock of the group: _members (number -> member id), _written (the node's value).
+    The streams of a connector share one node, and each stream is a member with a
+    number.
     """
 
     def __init__(self, fs: SharedFS, group_id: str) -> None:
@@ -43,16 +51,21 @@ class Registration:
         self._subscription: Mapping[str, int] = {}
         self._pattern: Pattern = "static"
         self._began_ms = fs.now_ms()
+        #: Number -> member id. Changed under the lock of the group.
         self._members: dict[int, str] = {}
+        #: The value of the node. Changed under the lock of the group.
         self._written = b""
 
     def announce(self, subscription: Mapping[str, int], pattern: Pattern) -> None:
-        """What its node says from the next enter() on: topic, or expression -> how many streams."""
+        """Set the subscription that the next enter() writes to the node.
+
+        It maps a topic or an expression to the number of streams.
+        """
         self._subscription = dict(subscription)
         self._pattern = pattern
 
     def enter(self, registry: Registry, number: int, member_id: str) -> None:
-        """Says which member of the group one of its streams is now. Under the lock of the group."""
+        """Write the member id of one stream. The caller holds the lock of the group."""
         self._members[number] = member_id
         value = paths.pack_consumer(
             self._subscription, pattern=self._pattern, timestamp_ms=self._began_ms, members=self._members
@@ -66,7 +79,10 @@ class Registration:
         self._written = value
 
     def leave(self, registry: Registry, number: int) -> None:
-        """One of its streams has ended; the last one takes the node away. Under the lock of the group."""
+        """Remove one stream, and delete the node with the last one.
+
+        The caller holds the lock of the group.
+        """
         self._members.pop(number, None)
         if not self._members and self._written:
             self._written = b""
@@ -74,34 +90,43 @@ class Registration:
 
 
 class Ownership:
-    """The partitions that one member has claimed.
-
-    _held: what was claimed. _left: what is to be let go of, if it is still its own; some, while that failed. _entered:
-    under which member id the node of the consumer has it; None when that node is to be written again.
-    """
+    """The partitions that one member has claimed."""
 
     def __init__(self, groups: SharedGroups, registration: Registration, number: int) -> None:
         self._groups = groups
         self._registration = registration
         self._number = number
         self._name = paths.pack_owner(registration.consumer_id, number)
+        #: The claimed partitions.
         self._held: set[TopicPartition] = set()
+        #: Partitions that must be released, if the member still owns them. Some remain
+        #: after an error.
         self._left: set[TopicPartition] = set()
+        #: The member id in the node of the consumer, or None if the node must be
+        #: written again.
         self._entered: str | None = None
 
     def announce_again(self) -> None:
-        """The subscription is another."""
+        """Write the node again after a change of the subscription."""
         self._entered = None
 
     def forget(self) -> None:
-        """It is no member any more: what it had may be another's already."""
+        """Give up all claims after the group has removed the member.
+
+        Another member may already own the partitions.
+        """
         self._left |= self._held
         self._held.clear()
 
     def settle(self, wanted: frozenset[TopicPartition], member: GroupMetadata) -> frozenset[TopicPartition]:
-        """Lets go of what is not wanted and claims what is; returns what is its own then, which may be less.
+        """Release the other partitions, claim the wanted ones, and return those that
+        are owned.
 
-        Raises what changing the registry raises; the next call goes on where this one stopped.
+        The result may have fewer partitions than `wanted`. After an error, the next
+        call continues at the same point.
+
+        Raises:
+            LogcoreError: the registry could not be changed.
         """
         is_entered = not member.member_id or member.member_id == self._entered
         if wanted == self._held and not self._left and is_entered:
@@ -122,13 +147,19 @@ class Ownership:
         return frozenset(self._held)
 
     def watched(self, wanted: frozenset[TopicPartition]) -> list[str]:
-        """Directories in which something changes when another lets go of what this one waits for."""
+        """Return the directories that change when another member releases a wanted
+        partition.
+        """
         registration = self._registration
         topics = sorted({one.topic for one in wanted - self._held})
         return [self._groups.watched_owners(registration.group_id, topic) for topic in topics]
 
     def end(self) -> None:
-        """Lets go of all. Raises what changing the registry raises."""
+        """Release all partitions.
+
+        Raises:
+            LogcoreError: the registry could not be changed.
+        """
         self.forget()
         registration = self._registration
         with self._groups.owning(registration.group_id) as (registry, _):
@@ -144,19 +175,23 @@ class Ownership:
             registry.delete(path)
 
     def _claims(self, registry: Registry, group: Group, one: TopicPartition) -> bool:
-        """Whether a partition is its own now."""
+        """Claim a partition, and return whether the member owns it."""
         path = self._path(one)
         node = _found(registry, path)
         if node is not None and self._counts(registry, group, node):
             return node.value == self._name
         if node is not None:
-            with contextlib.suppress(NodeNotFoundError):  # its process may have died
+            # its process may have died concurrently
+            with contextlib.suppress(NodeNotFoundError):
                 registry.delete(path)
         registry.create(path, self._name, ephemeral=True)
         return True
 
     def _counts(self, registry: Registry, group: Group, node: Node) -> bool:
-        """Whether the owner of a node whose process lives is a member of the group."""
+        """Return whether the owner in a node is a member of the group.
+
+        The process of the owner is alive, because the node exists.
+        """
         consumer_id, number = paths.unpack_owner(node.value)
         path = paths.member(group.group_id, consumer_id)
         consumer = _found(registry, path)

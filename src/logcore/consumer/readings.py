@@ -1,15 +1,17 @@
-"""The partitions that a consumer reads now: the log of each, and how far it was read.
+"""Read positions of a consumer: the log of each partition, and the next offset to read.
 
 Rules:
-- A partition is added or removed while the consumer works for one caller alone: under its lock, or in a step of
-  logcore.aio. Others, such as commit_elsewhere() and the loop of logcore.aio, look at copies of the mapping.
-- Whoever moves a position, pauses a partition or takes it away drops the records that were read ahead, which also ends
-  an iteration: Reading.drop().
-- A topic that was deleted and created again is another topic, although it has the name: nothing that was read of the
-  old one counts for it. Positions and commits compare topic ids.
-- The consumer is woken by what is appended to these logs, unless other processes alone write them.
+- A partition is added or removed while the consumer works for a single caller: under its
+  lock, or in an operation of logcore.aio. Other threads, such as those of
+  commit_elsewhere() and the loop of logcore.aio, use copies of the mapping.
+- A method that moves a position, pauses a partition or removes it drops the records that
+  were read ahead, which also ends an iteration: Reading.drop().
+- A topic that was deleted and created again is another topic of the same name. Positions
+  and commits of the old topic are not used for the new one, because topic ids differ.
+- Appends to these logs wake the consumer, unless only other processes write them.
 
-Not here: which partitions these are (assignment.py), and what is read of them (fetcher.py).
+This module does not choose the partitions (assignment.py) and reads no records
+(fetcher.py).
 """
 
 from __future__ import annotations
@@ -29,28 +31,36 @@ from logcore.reader import listen_to
 
 
 class Taken(NamedTuple):
-    """Records that were taken from those ahead. size_bytes: of the batches that were begun for them. is_last: there are
-    no more. is_stopped: an error stands behind them. Who reads from there again meets it.
-    """
+    """Records that Ahead.take() returns."""
 
     records: list[TopicRecord]
+    #: Size of the batches that were started for these records.
     size_bytes: int
+    #: There are no more records.
     is_last: bool = False
+    #: An error follows these records. Reading from that offset again raises it.
     is_stopped: bool = False
 
 
 class Ahead:
-    """The records from a position on, decoded as they are taken: a run of batches at a time."""
+    """The records from a position on. They are decoded on demand, one run of batches at
+    a time.
+    """
 
     def __init__(self, lists: Iterator[tuple[int, list[TopicRecord]]]) -> None:
-        """lists: see logcore.reader.placed_lists()."""
+        """Initialize with the result of logcore.reader.placed_lists()."""
         self._lists = lists
-        self._records: list[TopicRecord] = []  # of the run that was begun last
-        self._at = 0  # how many of them were taken
+        self._records: list[TopicRecord] = []  # the latest run
+        self._at = 0  # number of its records that were taken
 
     def take(self, most: int, most_bytes: int) -> Taken:
-        """At most so many of the next records. No run is begun once there are some, and those begun now have so many
-        bytes. Raises what stands before the first record.
+        """Return at most `most` of the next records.
+
+        After the first record, no further run is started once the runs of this call
+        have most_bytes.
+
+        Raises:
+            LogcoreError: the next record cannot be read.
         """
         found = self._records[self._at : self._at + most]
         self._at += len(found)
@@ -72,43 +82,44 @@ class Ahead:
 
 @attrs.define
 class Reading:
-    """How far one partition is read. position, finished: None before the first poll has settled where it begins.
-
-    topic_id: of the topic that these offsets are of. is_new: that topic replaced the one that was read before, and is
-    read from its beginning.
-    """
+    """The read position of one partition."""
 
     log: Log
+    #: The topic that the offsets belong to.
     topic_id: uuid.UUID
+    #: The offset of the next record. It is None until the first poll.
     position: int | None = None
+    #: The offset up to which records are processed. It is None until the first poll.
     finished: int | None = None
-    stored: int | None = None  # what was committed last
+    stored: int | None = None  # the latest committed offset
     is_paused: bool = False
     records: Ahead | None = None
-    end: int = 0  # of those records
+    end: int = 0  # end offset of `records`
+    #: The topic has replaced the one that was read before, and is read from its start.
     is_new: bool = False
-    is_ahead: bool = False  # records were taken from those ahead that no caller has yet
+    # records were taken from `records` that no caller has received yet
+    is_ahead: bool = False
 
     def drop(self) -> None:
         self.records = None
         self.is_ahead = False
 
     def begin_again(self, topic_id: uuid.UUID) -> None:
-        """In a topic that has replaced the one that was read."""
+        """Restart in a topic that has replaced the previous one."""
         self.position = self.finished = self.stored = None
         self.is_new = True
         self.topic_id = topic_id
         self.drop()
 
     def place(self, offset: int) -> None:
-        """From a new position on, which nothing was processed before."""
+        """Set a new position. Earlier records count as processed."""
         self.position = offset
         self.finished = offset
         self.drop()
 
 
 class Move(NamedTuple):
-    """A position that moves from start to end when the caller is given the records between them."""
+    """A position that moves from start to end when the caller receives the records."""
 
     reading: Reading
     start: int
@@ -116,32 +127,42 @@ class Move(NamedTuple):
 
 
 class Readings:
-    """by_partition: what is read now. Only this class adds to it and removes from it.
-
-    _forgets: for each of these, the call after which its log wakes the consumer no more.
-    """
+    """The read positions of a consumer, by partition."""
 
     def __init__(self, directory: Directory, on_news: Callable[[], None], *, is_read_only: bool) -> None:
-        """on_news: called when something is appended. is_read_only: nothing is, in this process."""
+        """Initialize without partitions.
+
+        `on_news` is called after an append. With `is_read_only`, this process appends
+        nothing.
+        """
+        #: Only this class adds and removes partitions.
         self.by_partition: dict[TopicPartition, Reading] = {}
         self._directory = directory
         self._on_news = on_news
         self._is_read_only = is_read_only
+        #: For each partition, the function that removes the listener from its log.
         self._forgets: dict[TopicPartition, Callable[[], None]] = {}
 
     def choose(self, wanted: frozenset[TopicPartition]) -> None:
-        """Reads these and no others. Those that were read before keep their positions."""
+        """Read these partitions and no others.
+
+        Partitions that were read before keep their positions.
+        """
         for one in frozenset(self.by_partition) - wanted:
             self.by_partition.pop(one).drop()
             self._forgets.pop(one, lambda: None)()
         for one in sorted(wanted - frozenset(self.by_partition)):
-            topic_id = self._directory.topic_id(one.topic)  # first: if the topic is replaced now, that is noticed
+            # first, so that a replacement of the topic from now on is detected
+            topic_id = self._directory.topic_id(one.topic)
             log = self._directory.partition(*one)
             self._listen(one, log)
             self.by_partition[one] = Reading(log, topic_id)
 
     def is_of_another_topic(self, one: TopicPartition) -> bool:
-        """Whether the topic was deleted since the partition was read, even if there is another one of its name now."""
+        """Return whether the topic was deleted since the partition was read.
+
+        A new topic of the same name does not change the result.
+        """
         reading = self.by_partition.get(one)
         if reading is None:
             return False
@@ -149,14 +170,19 @@ class Readings:
             return self._directory.topic_id(one.topic) != reading.topic_id
         except TopicNotFoundError:
             return True
-        except LogClosedError:  # by the directory; whatever is done with the partition raises that
+        except LogClosedError:
+            # The directory is closed. Any use of the partition raises this error.
             return False
 
     def open_again(self, *, may_be_gone: bool) -> None:
-        """A log that failed was closed, and the directory has another. may_be_gone: a topic that was deleted is no
-        error, for the group is about to take its partitions away.
+        """Open logs again after a failure, or after their topic was replaced.
 
-        Raises LogClosedError when the directory is closed, and TopicNotFoundError.
+        With `may_be_gone`, a deleted topic is no error, because the group will remove
+        its partitions.
+
+        Raises:
+            LogClosedError: the directory is closed.
+            TopicNotFoundError: a topic was deleted.
         """
         for one, reading in self.by_partition.items():
             is_other = self.is_of_another_topic(one)
@@ -182,7 +208,10 @@ class Readings:
         self._forgets[one] = listen_to(log, self._on_news)
 
     def end(self) -> None:
-        """The consumer is closed. What it read stays known."""
+        """End iterations and remove the listeners after the consumer was closed.
+
+        The positions remain available.
+        """
         for reading in self.by_partition.values():
             reading.drop()
         for forget in self._forgets.values():

@@ -1,15 +1,18 @@
-"""Records on their way to the log: a queue of batches for each partition, and the memory they take.
+"""Records that are waiting to be written: a queue of batches per partition, and their
+memory.
 
 Rules (clients reference 2.3, Kafka's RecordAccumulator):
-- Only the last batch of a queue takes records. A record that does not fit closes it and begins another; the first
-  record of a batch always fits.
-- A batch is ready when it is closed, when it is linger_ms old, or when a thread waits for memory. A batch that failed
-  for the time being waits for its backoff, and those behind it wait with it: the order of a partition always holds.
-- Memory is counted from send() until the batch has its outcome. Threads that wait for it are served in the order of
-  their arrival.
-- Time comes with each call; a queue and its batches change under the producer's lock alone.
+- Only the last batch of a queue accepts records. A record that does not fit closes it
+  and begins another batch. The first record of a batch always fits.
+- A batch is ready when it is closed, when it is linger_ms old, or when a thread waits
+  for memory. A batch that failed temporarily waits for its backoff, and the following
+  batches wait with it. So the order of a partition never changes.
+- Memory is counted from send() until the batch has its outcome. Threads that wait for
+  memory are served in FIFO order.
+- The time is an argument of each call. A queue and its batches change under the
+  producer's lock only.
 
-Nothing here encodes, writes, or waits: sender.py and producer.py do.
+This module does not encode, write or wait: sender.py and producer.py do.
 """
 
 from __future__ import annotations
@@ -30,25 +33,28 @@ from logcore.producer.futures import Delivery, Teller
 from logcore.producer.partitioners import Draw
 from logcore.producer.values import ProducerSettings
 
-#: The head of a batch, and what a header takes at most beside its name and value (Kafka: DefaultRecord).
+#: Size of the header of a batch, and maximum size of a record header in addition to its
+#: name and value (Kafka: DefaultRecord).
 BATCH_BYTES: Final = 61
 HEADER_BYTES: Final = 10
-#: More records than there can be.
+#: Larger than any possible number of records.
 NO_LIMIT: Final = 1 << 62
-#: The estimate of a compressed size, as Kafka's CompressionRatioEstimator moves it.
+#: Steps of the estimate of a compressed size, as in Kafka's CompressionRatioEstimator.
 _CAUTION: Final = 1.05
 _WORSE_STEP: Final = 0.05
 _BETTER_STEP: Final = 0.005
 
-#: (key, value, headers, timestamp_ms), as the encoders take it.
+#: (key, value, headers, timestamp_ms), as an argument of the encoders.
 Row = tuple[bytes | None, bytes | None, Any, int | None]
 
 
 @attrs.frozen
 class Columns:
-    """Records as columns: (data, edges, nulls) of keys and of values, or None for all null; times int64, None for now.
+    """Records as columns.
 
-    edges: int64 of shape (n + 1,); nulls: uint8 of shape (n,), or None.
+    Keys and values are (data, edges, nulls), or None if all are null. The edges are int64
+    of shape (n + 1,), and the nulls are uint8 of shape (n,), or None. The times are
+    int64, or None for the current time.
     """
 
     keys: tuple[Any, npt.NDArray[np.int64], Any] | None
@@ -60,7 +66,7 @@ class Columns:
         return self.count
 
     def cut(self, start: int, stop: int) -> Columns:
-        """Rows start to stop. The bytes are not copied."""
+        """Return rows start to stop. The bytes are not copied."""
         keys = None
         if self.keys is not None:
             keys = _cut(self.keys, start, stop)
@@ -73,7 +79,7 @@ class Columns:
         return Columns(keys, values, times, stop - start)
 
     def size_bytes(self) -> int:
-        """Of keys and values."""
+        """Return the size of keys and values."""
         edges = [column[1] for column in (self.keys, self.values) if column is not None]
         return sum(int(one[-1] - one[0]) for one in edges)
 
@@ -86,8 +92,10 @@ def _cut(column: tuple[Any, Any, Any], start: int, stop: int) -> tuple[Any, Any,
 
 
 class Identity:
-    """The identity of the batches of one queue: producer id and epoch, and the next sequence. For the sender
-    alone.
+    """The identity of the batches of one queue: producer id and epoch, and the next
+    sequence.
+
+    Only the sender uses it.
     """
 
     __slots__ = ("next_sequence", "producer_epoch", "producer_id")
@@ -101,10 +109,7 @@ class Identity:
 class Batch(BatchFields):
     """Records that are written together.
 
-    records: rows, or columns. size_bytes: an upper bound for the encoded batch. limit_bytes, most_records: how much it
-    may hold. is_closed: it takes no more records. attempts: the failed ones that may be repeated; due_ms: when the next
-    may follow. data: the encoded batch, which has the identity and sequence from then on. written: where an append put
-    it, while its outcome is open. is_unknown: an attempt may have stored it. failure: of the last attempt.
+    BatchFields declares the fields that the kernels use.
     """
 
     __slots__ = (
@@ -123,31 +128,43 @@ class Batch(BatchFields):
     def __init__(self, delivery: Delivery, created_ms: int, limit_bytes: int = 0, most_records: int = 0) -> None:
         self.delivery = delivery
         self.created_ms = created_ms
+        #: Limits of the encoded size and of the number of records.
         self.limit_bytes = limit_bytes
         self.most_records = most_records
+        #: Rows, or columns.
         self.records: list[Row] | Columns = []
+        #: An upper bound of the encoded size.
         self.size_bytes = BATCH_BYTES
+        #: The batch accepts no more records.
         self.is_closed = False
+        #: Number of failed attempts that may be retried.
         self.attempts = 0
+        #: Earliest time of the next attempt.
         self.due_ms = 0
+        #: The encoded batch. It has an identity and a sequence from then on.
         self.data: bytes | None = None
         self.identity: Identity | None = None
         self.sequence = -1
+        #: Receipt of the append while the outcome is open.
         self.written: Receipt | None = None
+        #: An attempt may have stored the batch.
         self.is_unknown = False
+        #: The error of the latest attempt.
         self.failure: Exception | None = None
 
     @property
     def held_bytes(self) -> int:
-        """Its part of buffer_memory."""
+        """The part of buffer_memory that the batch occupies."""
         return self.size_bytes - BATCH_BYTES + HELD_BYTES * len(self.records)
 
     def fits(self, size_bytes: int) -> bool:
-        """Whether it takes another record of at most so many bytes."""
+        """Return whether another record of at most `size_bytes` fits."""
         return self.size_bytes + size_bytes <= self.limit_bytes and len(self.records) < self.most_records
 
     def forget_attempt(self) -> None:
-        """For a batch that is not stored: the next attempt encodes it again, with another sequence."""
+        """Reset a batch that is not stored. The next attempt encodes it with another
+        sequence.
+        """
         self.data = None
         self.identity = None
         self.sequence = -1
@@ -155,7 +172,7 @@ class Batch(BatchFields):
         self.is_unknown = False
 
     def split(self) -> tuple[Batch, Batch]:
-        """Two with its first and its second half."""
+        """Return two batches with the first and the second half of the records."""
         middle = len(self.records) // 2
         deliveries = self.delivery.split(self.delivery.first + middle)
         halves = Batch(deliveries[0], self.created_ms), Batch(deliveries[1], self.created_ms)
@@ -174,11 +191,7 @@ class Batch(BatchFields):
 
 
 class Queue(QueueFields):
-    """The batches of one partition, the oldest first.
-
-    filling: the last of them, while it takes records. identity: of the writer, made with its first write. reopened_ms:
-    when the log was opened again.
-    """
+    """The batches of one partition, the oldest first."""
 
     __slots__ = ("batches", "identity", "partition", "reopened_ms", "topic")
 
@@ -186,23 +199,28 @@ class Queue(QueueFields):
         self.topic = topic
         self.partition = partition
         self.batches: deque[Batch] = deque()
+        #: The last batch while it accepts records.
         self.filling = None
+        #: Identity of the writer. The first write creates it.
         self.identity: Identity | None = None
+        #: The time when the log was last opened again.
         self.reopened_ms: int | None = None
 
     def close(self) -> None:
-        """The last batch takes no more records."""
+        """Close the last batch, so that it accepts no more records."""
         if self.filling is not None:
             self.filling.is_closed = True
             self.filling = None
 
     def renumber_behind(self, batch: Batch) -> None:
-        """batch is not stored and never will be: its sequence is used again by the batches behind it. Otherwise the log
-        would refuse these as out of order.
+        """Reuse the sequence of a batch that is not stored and never will be.
+
+        The following batches are encoded again from this sequence. Otherwise, the log
+        would refuse them as out of order.
         """
         identity = batch.identity
         if identity is None or identity is not self.identity:
-            return  # it was never encoded, or by an identity that was given up
+            return  # it was never encoded, or its identity was given up
         identity.next_sequence = batch.sequence
         for behind in itertools.islice(self.batches, self.batches.index(batch) + 1, None):
             if behind.identity is identity:
@@ -210,19 +228,23 @@ class Queue(QueueFields):
 
 
 class Ratios:
-    """(topic, codec) -> the ratio of compressed to plain bytes, worst first (Kafka: CompressionRatioEstimator)."""
+    """Estimated compression ratios by (topic, codec), as in Kafka's
+    CompressionRatioEstimator.
+
+    A ratio is compressed bytes divided by plain bytes. The estimate is pessimistic.
+    """
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, Codec], float] = {}
 
     def of(self, topic: str, codec: Codec) -> float:
-        """To multiply a plain size with; 1 where nothing is compressed."""
+        """Return the factor for a plain size. It is 1 without compression."""
         if codec is Codec.NONE:
             return 1.0
         return min(1.0, self._known.get((topic, codec), 1.0) * _CAUTION)
 
     def observe(self, topic: str, codec: Codec, ratio: float) -> None:
-        """Of a batch that was encoded."""
+        """Update the estimate with the ratio of an encoded batch."""
         known = self._known.get((topic, codec), 1.0)
         if ratio > known:
             known = max(known + _WORSE_STEP, ratio)
@@ -232,9 +254,7 @@ class Ratios:
 
 
 class Accumulator(AccumulatorFields):
-    """All queues of a producer. used_bytes, used_records: of its memory. waiting: threads that wait for some, in their
-    order.
-    """
+    """All queues of a producer, and their memory."""
 
     def __init__(self, settings: ProducerSettings, teller: Teller, draw: Draw) -> None:
         self._settings = settings
@@ -248,22 +268,24 @@ class Accumulator(AccumulatorFields):
             self._codec = codec_named(codec)
         self.ratios = Ratios()
         self.queues: dict[tuple[str, int], Queue] = {}
-        self.active: dict[Queue, None] = {}  # those with batches
+        self.active: dict[Queue, None] = {}  # queues with batches
+        #: Memory in use.
         self.used_bytes = 0
         self.used_records = 0
+        #: Threads that wait for memory, in FIFO order.
         self.waiting = deque()
 
     def queue(self, topic: str, partition: int) -> Queue:
-        """That of a partition, made when it is first asked for."""
+        """Return the queue of a partition. The first call creates it."""
         found = self.queues.get((topic, partition))
         if found is None:
             found = self.queues[topic, partition] = Queue(topic, partition)
         return found
 
     def begin(self, queue: Queue, now_ms: int) -> Batch:
-        """A batch that takes records, behind those of the queue."""
+        """Append an open batch to a queue."""
         queue.close()
-        # batch_size limits the compressed batch, and records are counted uncompressed.
+        # batch_size limits the compressed batch, but records are counted uncompressed.
         limit_bytes = int(self._settings.batch_size / self.ratios.of(queue.topic, self._codec))
         delivery = Delivery(queue.topic, queue.partition, self._teller)
         batch = Batch(delivery, now_ms, limit_bytes, self._most_records)
@@ -273,7 +295,9 @@ class Accumulator(AccumulatorFields):
         return batch
 
     def add(self, queue: Queue, records: list[Row] | Columns, size_bytes: int, now_ms: int) -> Batch:
-        """A batch of its own for records that take so many bytes, behind those of the queue."""
+        """Append a closed batch with these records to a queue. They occupy
+        `size_bytes`.
+        """
         batch = self.begin(queue, now_ms)
         queue.close()
         batch.records = records
@@ -283,12 +307,15 @@ class Accumulator(AccumulatorFields):
         return batch
 
     def close_all(self) -> None:
-        """No batch takes more records: everything is ready."""
+        """Close all batches, so that all of them are ready."""
         for queue in self.active:
             queue.close()
 
     def ready(self, queue: Queue, now_ms: int, most_bytes: int, *, closed_only: bool = False) -> list[Batch]:
-        """The batches to write now, from the front: at most so many bytes, or one batch. Open ones are closed."""
+        """Return the batches at the front that are ready now, and close an open one.
+
+        They have at most `most_bytes`, except that a single batch may be larger.
+        """
         found: list[Batch] = []
         total = 0
         for batch in queue.batches:
@@ -308,7 +335,7 @@ class Accumulator(AccumulatorFields):
         return max(batch.due_ms, batch.created_ms + self._settings.linger_ms)
 
     def next_ms(self) -> int | None:
-        """When the next batch is ready, or is too old; None if there is none."""
+        """Return the time when the next batch is ready or expires, or None."""
         fronts = [queue.batches[0] for queue in self.active]
         if not fronts:
             return None
@@ -316,32 +343,36 @@ class Accumulator(AccumulatorFields):
         return min(min(self._ready_ms(one), one.created_ms + timeout_ms) for one in fronts)
 
     def is_expired(self, batch: Batch, now_ms: int) -> bool:
-        """Whether it is older than delivery_timeout_ms."""
+        """Return whether a batch is older than delivery_timeout_ms."""
         return now_ms - batch.created_ms > self._settings.delivery_timeout_ms
 
     def put_off(self, batch: Batch, now_ms: int) -> None:
-        """After a failed attempt that may be repeated (2.3, rule 7)."""
+        """Delay a batch after a failed attempt that may be retried (2.3, rule 7)."""
         batch.attempts += 1
         settings = self._settings
         wait_ms = min(settings.retry_backoff_ms * 2 ** min(batch.attempts - 1, 20), settings.retry_backoff_max_ms)
-        batch.due_ms = now_ms + wait_ms * (800 + self._draw(401)) // 1000  # 80 to 120 %, so that not all come at once
+        # 80 to 120 %, so that not all retry at the same time
+        batch.due_ms = now_ms + wait_ms * (800 + self._draw(401)) // 1000
 
     def is_open(self, queue: Queue, batch: Batch) -> bool:
-        """Whether the batch is still in its queue: it has no outcome, and was not split."""
+        """Return whether the batch is in its queue: it has no outcome and was not
+        split.
+        """
         return batch in queue.batches
 
     def remove(self, queue: Queue, batch: Batch) -> None:
-        """It has its outcome: its memory is free."""
+        """Remove a batch that has its outcome, and free its memory."""
         if batch is queue.filling:
             queue.close()
-        if len(queue.batches) == 1 and self.is_open(queue, batch):  # first: no queue without batches is active
+        # first, because a queue without batches must not be active
+        if len(queue.batches) == 1 and self.is_open(queue, batch):
             self.active.pop(queue, None)
         queue.batches.remove(batch)
         self.used_bytes -= batch.held_bytes
         self.used_records -= len(batch.records)
 
     def split(self, queue: Queue, batch: Batch) -> None:
-        """Its halves take its place."""
+        """Replace a batch by its two halves."""
         halves = batch.split()
         at = queue.batches.index(batch)
         queue.batches.remove(batch)
@@ -350,13 +381,13 @@ class Accumulator(AccumulatorFields):
 
     @property
     def queued_records(self) -> int:
-        """Records without an outcome."""
+        """Number of records without an outcome."""
         return sum(len(batch.records) for _, batch in self.all())
 
     def all(self) -> Iterator[tuple[Queue, Batch]]:
-        """Every batch that has no outcome yet."""
+        """Return every batch without an outcome."""
         return ((queue, batch) for queue in list(self.active) for batch in list(queue.batches))
 
     def pending(self) -> list[Delivery]:
-        """The outcomes that are open now."""
+        """Return the deliveries that are open now."""
         return list(itertools.chain.from_iterable([one.delivery for one in queue.batches] for queue in self.active))

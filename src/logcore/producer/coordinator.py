@@ -1,17 +1,23 @@
-"""The transactions of a log directory whose producers are those of its processes: carries out what logcore.coordination
-decides.
+"""Transaction coordinator for the producers of a log directory: executes the effects of
+logcore.coordination.
 
 Rules (clients reference 2.9):
-- A record of `__transaction_state` is on disk before the write that it allows: the partitions of a transaction before
-  its first batch, the decision before a marker. The complete record behind all markers need not be.
-- One lock guards the decisions. It is held while records and markers are appended, but not while waiting for the disk.
-- In a directory that several processes write, a request is one turn of its own lock, from reading what others stored to
-  the last sync. If a process dies in its turn, the next one carries out what it had decided.
-- When a record could not be stored, the log may hold it or not. So all is forgotten, and read again.
-- Nothing runs in the background: look() ends transactions that have been open for too long.
+- A record of `__transaction_state` is durable before the write that it allows. The
+  partitions of a transaction are durable before its first batch, and the decision
+  before a marker. Only the final record, after all markers, need not be durable.
+- One lock guards the decisions. It is held while records and markers are appended, but
+  not while a thread waits for the disk.
+- In a directory that several processes write, a request holds a separate lock from
+  reading the records of other processes to the last sync. If a process dies while it
+  holds the lock, the next one executes its stored decisions.
+- If a record could not be stored, it is unknown whether the log contains it. So the
+  memory is discarded, and the log is read again.
+- No thread runs in the background: look() ends transactions that have been open for too
+  long.
 
-Not here: how a request changes a transaction (logcore.coordination), the state of a producer (transacting.py),
-transactions that a broker of this process coordinates (netshim).
+This module does not define how a request changes a transaction (logcore.coordination),
+has no state of a producer (transacting.py), and no transactions that a broker of this
+process coordinates (netshim).
 """
 
 from __future__ import annotations
@@ -59,15 +65,16 @@ from logcore.partition.coordinated import marker_epoch
 from logcore.settling import Settling, sync_present
 from logcore.transactionstate import stored_transactions
 
-#: Settings of the topic, as Kafka makes it.
+#: Settings of the topic, as Kafka creates it.
 TRANSACTIONS_CONFIG: Final = {
     "cleanup.policy": "compact",
     "compression.type": "uncompressed",
     "segment.bytes": 104_857_600,
 }
 _COMPLETE: Final = frozenset({Status.COMPLETE_COMMIT, Status.COMPLETE_ABORT})
-#: Errors after which a marker is not tried again: its partition was deleted, or has a later marker. Not
-#: CoordinatorFencedError, since there is no coordinator but this one: who took it as done would leave records open.
+#: Errors after which a marker is not retried: its partition was deleted, or has a later
+#: marker. CoordinatorFencedError is not included, because there is no other
+#: coordinator. If that marker counted as written, its records would remain undecided.
 _SETTLED: Final = (TopicNotFoundError, InvalidProducerEpochError)
 
 
@@ -75,7 +82,7 @@ T = TypeVar("T")
 
 
 class Directory(Protocol):
-    """The methods of a LogDir that are used here."""
+    """The methods of LogDir that this module uses."""
 
     has_coordinator: bool
 
@@ -96,20 +103,23 @@ class Directory(Protocol):
 
 
 class _Answer:
-    """How a request ends. result: once is_there; set under the lock of the coordinator."""
+    """The future result of a request. It is set under the lock of the coordinator."""
 
     def __init__(self) -> None:
         self.is_there = False
+        #: Valid once is_there is True.
         self.result: Result = None
 
 
 class TransactionCoordinator:
-    """All transactions of one directory. Made by the first producer with a transactional id, or the first tick().
+    """All transactions of one directory.
 
-    deciding: keeps other processes from deciding meanwhile; may raise LogLockedError. ended: called for each marker in
-    `__consumer_offsets`, by its producer id and whether it commits. clock_ms: what is added to the steady clock, the
-    same in all processes that share the directory: they compare when a transaction began. All methods may be called
-    from several threads.
+    The first producer with a transactional id, or the first tick(), creates this
+    object. Any thread may call its methods. `deciding` excludes the decisions of other
+    processes, and may raise LogLockedError. `ended` is called for each marker in
+    `__consumer_offsets` with its producer id and whether it commits. `clock_ms` is
+    added to the monotonic clock. It is the same in all processes that share the
+    directory, because they compare the start times of transactions.
     """
 
     def __init__(
@@ -127,28 +137,34 @@ class TransactionCoordinator:
         self._lock = threading.RLock()
         self._clock_ms = clock_ms
         self._unsynced = Settling(self._lock)
-        # The rest is written under the lock.
+        # The following fields are written under the lock.
         self._machine = Transactions(is_two_phase=True)
         self._timers: Timers[str] = Timers()
         self._effects: deque[Effect] = deque()
         self._is_loaded = False
-        self._ends: dict[int, tuple[Log, int]] = {}  # partition -> how far its log was read or written
+        # partition -> its log, and how far that was read or written
+        self._ends: dict[int, tuple[Log, int]] = {}
         self._expired_ms = self.now_ms()
-        # After a power cut transactions may be open without a record of it, see Transactions.adopt(). Not in a
-        # directory that processes share: it is never called clean, and they sync the record before they write.
+        # After a power loss, transactions may be open without a record, see
+        # Transactions.adopt(). A shared directory has none: its processes sync the
+        # record before they write. It also never counts as clean.
         self._expects_orphans = not directory.was_clean and not directory.is_shared
 
     def now_ms(self) -> int:
-        """The steady clock's time, counted from the wall clock at the beginning; see clock_ms."""
+        """Return the monotonic clock plus the offset of the constructor."""
         return self._clock_ms + self._fs.monotonic_ms()
 
     # -- requests
 
     def ask(self, request: Request) -> Result:
-        """How the request ends: an Identity, None or a TransactionError. Returns when it is on disk.
+        """Execute a request and return its durable result.
 
-        Raises ProducerStateError where a broker of this process serves the directory, LogLockedError, and what reading
-        `__transaction_state` raises.
+        The result is an Identity, None or a TransactionError.
+
+        Raises:
+            ProducerStateError: a broker of this process serves the directory.
+            LogLockedError: another process decides.
+            LogcoreError: `__transaction_state` could not be read.
         """
         answer = _Answer()
         self._do(lambda now_ms: self._machine.ask(request, answer, now_ms))
@@ -156,7 +172,10 @@ class TransactionCoordinator:
         return answer.result
 
     def look(self) -> None:
-        """Ends what has been open for too long, and what a process that died began to end. Raises as ask()."""
+        """End transactions that are overdue, or that a process that died began to end.
+
+        This raises the errors of ask().
+        """
         if TRANSACTIONS_TOPIC in self._directory:
             self._do(self._expire)
 
@@ -167,8 +186,13 @@ class TransactionCoordinator:
         return self._machine.expire(self._directory.trusted_ms(now_ms))
 
     def end(self, transactional_id: str, *, commit: bool) -> None:
-        """Ends the open transaction of an id for its producer. Raises InvalidTransactionStateError where none is open,
-        ResourceError when it cannot be ended now, and as ask().
+        """End the open transaction of an id on behalf of its producer.
+
+        This raises the errors of ask() too.
+
+        Raises:
+            InvalidTransactionStateError: no transaction is open.
+            ResourceError: the transaction cannot be ended now.
         """
         stored = self.all().get(transactional_id)
         result: Result = TransactionError.INVALID_TXN_STATE
@@ -193,11 +217,13 @@ class TransactionCoordinator:
         partition: Partition,
         write: Callable[[], T],
     ) -> T | TransactionError:
-        """The result of write(), or the reason why the producer may not write to a partition now.
+        """Call write() and return its result if the producer may write to a partition
+        now.
 
-        who: transactional id, producer id and epoch. No marker of this process comes between the look and the write;
-        a marker of another process raises the epoch, so that the log refuses what comes after it. write() may not ask
-        for anything else of this object.
+        Otherwise, return the error. The producer is identified by a transactional id, a
+        producer id and its epoch. No marker of this process is appended between the
+        check and the write. A marker of another process raises the epoch, so that the
+        log refuses later batches. write() must not call this object.
         """
         with self._lock:
             error = self._machine.verify(*who, partition)
@@ -206,12 +232,15 @@ class TransactionCoordinator:
             return error
 
     def get(self, transactional_id: str) -> StoredTransaction | None:
-        """The last record of an id, as this process knows it."""
+        """Return the latest record of an id in the memory of this process."""
         with self._lock:
             return self._machine.get(transactional_id)
 
     def all(self) -> dict[str, StoredTransaction]:
-        """The last record of each transactional id. Raises as ask()."""
+        """Return the latest record of each transactional id.
+
+        This raises the errors of ask().
+        """
         if TRANSACTIONS_TOPIC not in self._directory:
             return {}
         self._do(lambda _: [])
@@ -233,7 +262,9 @@ class TransactionCoordinator:
                         self._act(self._machine.timed_out(name, now_ms))
                     self._act(step(now_ms))
                 self._unsynced.settle()
-            except BaseException:  # interrupted between two steps of a transaction: what is stored says how far it came
+            except BaseException:
+                # After an interrupt within a transaction, the stored records define its
+                # progress.
                 with self._lock:
                     self._is_loaded = False
                 raise
@@ -241,10 +272,14 @@ class TransactionCoordinator:
                 with self._lock:
                     self._note_ends()
 
-    # -- what is stored
+    # -- stored records
 
     def _catch_up(self, now_ms: int) -> None:
-        """Reads what is stored, if that is not known. Raises what reading raises, also for a record of another form."""
+        """Read the stored records if the memory is not current.
+
+        Raises:
+            LogcoreError: a log cannot be read, or a record cannot be decoded.
+        """
         if self._is_loaded and not (self._directory.is_shared and self._has_news()):
             return
         logs = [self._opened(number) for number in self._numbers()]
@@ -252,7 +287,7 @@ class TransactionCoordinator:
             log.refresh()
             sync_present(log)
         found = stored_transactions(logs)
-        self._effects.clear()  # of a step that was interrupted
+        self._effects.clear()  # effects of an interrupted operation
         self._act(self._machine.end())
         self._machine = Transactions(is_two_phase=True)
         self._timers = Timers()
@@ -269,7 +304,7 @@ class TransactionCoordinator:
         return ()
 
     def _has_news(self) -> bool:
-        """Whether another process has stored something."""
+        """Return whether another process has appended records."""
         for number in self._numbers():
             log = self._opened(number)
             log.refresh()
@@ -289,21 +324,23 @@ class TransactionCoordinator:
         return log
 
     def _home(self, transactional_id: str) -> Log:
-        """The log that the records of an id are in."""
+        """Return the log that stores the records of an id, and create the topic if
+        necessary.
+        """
         self._directory.ensure_topic(TRANSACTIONS_TOPIC, 1, TRANSACTIONS_CONFIG)
         return self._opened(partition_of(transactional_id, len(self._numbers())))
 
     # -- effects
 
     def _act(self, effects: Iterable[Effect]) -> None:
-        """Under the lock. Carries out effects, behind those that came before them."""
+        """Execute effects after the earlier ones. The lock is held."""
         self._effects.extend(effects)
         while self._effects:
             match self._effects.popleft():
                 case Reply(_Answer() as answer, result):
                     answer.result = result
                     answer.is_there = True
-                case Reply():  # to a request of an _Answer alone
+                case Reply():  # only requests with an _Answer exist
                     raise AssertionError("a reply without a request")
                 case Store() as store:
                     self._store(self._machine, store)
@@ -321,7 +358,7 @@ class TransactionCoordinator:
                     tell("transactions", WARNING, "the transaction of %r was open too long and is aborted", name)
 
     def _store(self, machine: Transactions, effect: Store) -> None:
-        if machine.is_over:  # a record before this one failed
+        if machine.is_over:  # an earlier record failed
             return
         name = effect.transaction.transactional_id
         if effect.stored is None:
@@ -334,7 +371,8 @@ class TransactionCoordinator:
         except (LogcoreError, OSError) as error:
             self._have_stored(machine, effect, error)
             return
-        # Not waited for: after a crash the markers are written again, which changes nothing.
+        # This record need not be durable: after a crash, the markers are written again,
+        # which has no effect.
         if effect.stored is None or effect.stored.status in _COMPLETE:
             self._have_stored(machine, effect, None)
             return
@@ -385,11 +423,13 @@ class TransactionCoordinator:
             except (LogcoreError, OSError) as error:
                 tell("transactions", ERROR, "%s-%d: what was left open was not aborted: %s", *partition, error)
                 continue
-            if partition[0] == OFFSETS_TOPIC:  # else groups that were read before would wait for its offsets for ever
+            # otherwise, groups that were read earlier would wait for these offsets
+            # indefinitely
+            if partition[0] == OFFSETS_TOPIC:
                 self._ended(orphan.producer_id, False)
 
     def _marked(self, partition: Partition) -> Log:
-        """The log that a marker is to be written to."""
+        """Return the log that gets a marker. A failed log is opened again."""
         log = self._directory.partition(*partition)
         if log.has_failed:
             return self._directory.open_again(*partition)

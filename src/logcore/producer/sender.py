@@ -1,19 +1,23 @@
-"""Writes the batches of a producer: which are ready, in what order, and what their outcome is.
+"""Writes the batches of a producer: selects ready batches, orders them and determines
+their outcome.
 
 Rules (clients reference 2.3, 2.4, 2.8):
-- One round at a time. A round writes what is ready to every partition, then syncs each log once where acks asks for the
-  disk, then settles the outcomes.
-- A batch is compressed once, at its first attempt. It keeps its producer id and sequence while its outcome is unknown,
-  so that the log tells a retry from a new batch.
-- After a failed write or sync the log is opened again, at most once in retry_backoff_max_ms, and says what it holds:
-  the batch is done if it is stored there, and written again if not. Without idempotence nothing tells the two apart, so
-  it fails.
-- A batch that is refused for some of its records is split, until these fail alone.
-- An outcome that stays unknown ends the producer id of its partition: what follows has a new one, from sequence 0.
-- In a transaction a partition is added to it before its first batch is written. After a failure nothing more of the
-  transaction is written.
+- Only one round runs at a time. A round writes the ready batches of every partition.
+  Then it syncs each log once, if acks requires durability, and sets the outcomes.
+- A batch is compressed once, at its first attempt. It keeps its producer id and
+  sequence while its outcome is unknown, so that the log can distinguish a retry from a
+  new batch.
+- After a failed write or sync, the log is opened again, at most once in
+  retry_backoff_max_ms. A batch is done if the log contains it, and is written again if
+  not. Without idempotence the two cases cannot be distinguished, so the batch fails.
+- A batch that is refused because of some of its records is split until only these fail.
+- An outcome that remains unknown ends the producer id of its partition. The following
+  batches have a new producer id, from sequence 0.
+- A partition is added to the transaction before its first batch is written. After a
+  failure, no further batch of the transaction is written.
 
-The queues belong to accumulator.py, callbacks to futures.py. This module starts no thread.
+The queues belong to accumulator.py, callbacks to futures.py. This module starts no
+thread.
 """
 
 from __future__ import annotations
@@ -54,20 +58,21 @@ from logcore.producer.transacting import Transacting
 from logcore.producer.values import ProducerSettings
 from logcore.recordbatch import RecordBatch, compressor, target_codec
 
-#: The most that one round writes to a partition, so that others are not kept waiting.
+#: Maximum number of bytes that one round writes to a partition, so that others need not
+#: wait.
 _ROUND_BYTES: Final = 1 << 20
-#: The latencies and sizes of so many batches are kept for metrics().
+#: Number of batches whose latencies and sizes are kept for metrics().
 _KEPT: Final = 1_024
 #: Errors of an append after which the batch may be stored.
 _UNKNOWN: Final = (LogFailedError, StorageWriteError)
-#: Errors after which nothing is stored, and a later attempt may succeed.
+#: Errors after which no record is stored and a later attempt may succeed.
 _LATER: Final = (DiskFullError, ResourceError, LogLockedError, LogFailedError, StorageWriteError, MemoryError)
 #: Errors that a single record of a batch may cause.
 _OF_RECORDS: Final = (InvalidRecordError, RecordTooLargeError)
 
 
 class Directory(Protocol):
-    """The methods of a LogDir that are used here."""
+    """The methods of LogDir that this module uses."""
 
     durability: Durability
 
@@ -77,7 +82,7 @@ class Directory(Protocol):
 
 
 class _Written(NamedTuple):
-    """A batch that a round wrote, and the log that is to be synced."""
+    """A batch that a round has written, and the log that must be synced."""
 
     queue: Queue
     batch: Batch
@@ -85,7 +90,9 @@ class _Written(NamedTuple):
 
 
 class Counts:
-    """The counters of metrics(); written by the round under way, of which there is one at a time."""
+    """The counters of metrics(). Only the current round writes them, and only one runs
+    at a time.
+    """
 
     def __init__(self) -> None:
         self.records = 0
@@ -99,7 +106,11 @@ class Counts:
 
 
 class Sender:
-    """Does the rounds of one producer. lock: of the accumulator; room: notified when memory was freed."""
+    """Runs the rounds of one producer.
+
+    `room` is a condition of the accumulator's lock, and is notified when memory is
+    freed.
+    """
 
     def __init__(
         self,
@@ -120,16 +131,20 @@ class Sender:
         self._transacting = transacting
         self._scratch = bytearray()
         self._producer_id: int | None = None
-        # Both belong to the round under way; untold() and fail_all() of other threads only read, or add.
-        self._unsynced: set[Log] = set()  # logs in which records of acks 0 and 1 are not visible yet
-        self._ended: deque[Delivery] = deque()  # outcomes whose callbacks have not run
+        # The following two fields belong to the current round. In other threads,
+        # untold() only reads them and fail_all() only adds.
+        self._unsynced: set[Log] = set()  # logs with invisible records of acks 0 and 1
+        # Deliveries whose callbacks have not run.
+        self._ended: deque[Delivery] = deque()
         self.counts = Counts()
 
     def round(self, *, closed_only: bool = False) -> bool:
-        """Writes and settles what is ready, and runs callbacks; False if there was nothing to do.
+        """Write the ready batches, set their outcomes and run the callbacks.
 
-        closed_only: passes over batches that may take more records.
+        Return False if there was no work. With `closed_only`, batches that can accept
+        more records are skipped.
         """
+        # Step 1: select the ready batches, with the lock.
         now_ms = self._fs.monotonic_ms()
         work: list[tuple[Queue, list[Batch]]] = []
         if self._transacting is not None:
@@ -142,7 +157,7 @@ class Sender:
                 batches = self._accumulator.ready(queue, now_ms, _ROUND_BYTES, closed_only=closed_only)
                 if batches:
                     work.append((queue, batches))
-        # From here on without the lock, so that others send meanwhile.
+        # Step 2: write and sync without the lock, so that other threads can send.
         if self._transacting is not None:
             work = self._admitted(self._transacting, work)
         written: list[_Written] = []
@@ -150,33 +165,39 @@ class Sender:
             self._write_all(queue, batches, written)
         if written:
             self._sync(written)
+        # Step 3: run the callbacks.
         is_idle = not work and not self._ended
         self._tell()
         return not is_idle
 
     def untold(self) -> list[Delivery]:
-        """The deliveries with an outcome whose callbacks have not run."""
+        """Return the deliveries with an outcome whose callbacks have not run."""
         return list(self._ended)
 
     def rest(self) -> None:
-        """When nothing is ready: makes visible what acks 0 and 1 left unsynced, where readers see what is synced."""
+        """Make the records of acks 0 and 1 visible when no batch is ready.
+
+        This is necessary if readers see only synced records.
+        """
         for log in list(self._unsynced):
             self._unsynced.discard(log)
-            # A failure poisons the log, which logs it; the next batch opens the log again.
+            # A failed log reports its failure itself, and the next batch opens it
+            # again.
             with contextlib.suppress(LogcoreError):
                 log.flush()
 
     def fail_all(self) -> None:
-        """Ends every batch, as close() does after its timeout."""
+        """Fail every batch after the timeout of close()."""
         with self._room:
             for queue, batch in list(self._accumulator.all()):
                 error = ProducerClosedError("the producer was closed before the record was written")
                 self._give_up(queue, batch, error)
-        if not self._teller.is_me:  # in a callback _tell() is running already, and takes these up
+        # In a callback, a running _tell() calls the new callbacks.
+        if not self._teller.is_me:
             self._tell()
 
     def end_all(self, why: str) -> None:
-        """Ends every batch of a transaction that will not be committed."""
+        """Fail every batch of a transaction that will not be committed."""
         with self._room:
             for queue, batch in list(self._accumulator.all()):
                 self._end(queue, batch, TransactionAbortedError(why))
@@ -184,22 +205,27 @@ class Sender:
             self._tell()
 
     def _tell(self) -> None:
-        """Runs the callbacks of deliveries that have ended; an interrupt leaves the rest for the next time."""
+        """Run the callbacks of completed deliveries. After an interrupt, the next call
+        continues.
+        """
         while self._ended:
             self._teller.tell(self._ended[0])
-            self._ended.popleft()  # only now: tell() goes on where an interrupt ended it
+            self._ended.popleft()  # last, because tell() continues after an interrupt
 
     def _admitted(
         self, transacting: Transacting, work: list[tuple[Queue, list[Batch]]]
     ) -> list[tuple[Queue, list[Batch]]]:
-        """Adds new partitions to the transaction, and returns the batches that may be written then."""
+        """Add new partitions to the transaction, and return the batches that may be
+        written.
+        """
         new = transacting.new_partitions((queue.topic, queue.partition) for queue, _ in work)
         if not new:
             return work
         try:
             transacting.add(new)
         except LogcoreError as error:
-            # The first batch of a queue has the failure, and holds up those behind it.
+            # The failure belongs to the first batch of a queue, which delays the
+            # following ones.
             with self._room:
                 for queue, batches in work:
                     if (queue.topic, queue.partition) in new:
@@ -210,7 +236,9 @@ class Sender:
     # -- one queue -----------------------------------------------------------------------------------------------
 
     def _expire(self, queue: Queue, now_ms: int) -> None:
-        """Ends the batches that are too old. One that may be stored says so."""
+        """Fail the batches that are too old. If a batch may be stored, its error
+        reports that.
+        """
         while queue.batches and self._accumulator.is_expired(queue.batches[0], now_ms):
             batch = queue.batches[0]
             error = DeliveryTimeoutError(
@@ -221,9 +249,9 @@ class Sender:
             self._give_up(queue, batch, error)
 
     def _write_all(self, queue: Queue, batches: list[Batch], written: list[_Written]) -> None:
-        """Writes batches in their order, up to the first that is to be tried again."""
+        """Write batches in order, up to the first one that must be retried."""
         for batch in batches:
-            if batch.delivery.resolved:  # an interrupt came before it was taken out
+            if batch.delivery.resolved:  # an interrupt prevented its removal
                 with self._room:
                     self._leave(queue, batch)
                 continue
@@ -235,7 +263,9 @@ class Sender:
             except Exception as error:
                 with self._room:
                     self._take_failure(queue, batch, error)
-                if not batch.delivery.resolved:  # to be tried again, whole or in halves; those behind it wait
+                # It will be retried, whole or in halves, and the following batches
+                # wait.
+                if not batch.delivery.resolved:
                     return
                 continue
             if self._settings.acks == -1:
@@ -247,7 +277,11 @@ class Sender:
                 self._finish(queue, batch, log)
 
     def _log(self, queue: Queue) -> Log:
-        """The log of a partition, opened again if it is poisoned. Raises ResourceError if that was just done."""
+        """Return the log of a partition, opened again after a failure.
+
+        Raises:
+            ResourceError: the log was opened again a short time ago.
+        """
         log = self._directory.partition(queue.topic, queue.partition)
         if not log.has_failed:
             return log
@@ -259,9 +293,13 @@ class Sender:
         return self._directory.open_again(queue.topic, queue.partition)
 
     def _settle_attempt(self, queue: Queue, batch: Batch, log: Log) -> None:
-        """After a sync that failed: whether the log, opened again, still holds what was written.
+        """Check after a failed sync whether the reopened log contains the written
+        batch.
 
-        Raises LogFailedError where it cannot be read.
+        If it does not, the batch is written again.
+
+        Raises:
+            LogFailedError: the log cannot be read.
         """
         if batch.written is None:
             return
@@ -272,46 +310,58 @@ class Sender:
             raise LogFailedError("what the log holds of the batch cannot be read", path=log.path) from error
         batch.written = None
         batch.is_unknown = False
-        if batch.identity is not queue.identity:  # a batch before it has given up the identity: it needs the new one
+        # An earlier batch gave up the identity, so this one needs a new one.
+        if batch.identity is not queue.identity:
             batch.forget_attempt()
 
     def _is_stored(self, log: Log, batch: Batch) -> bool:
-        """Whether the log still holds the batch where it was written, by its producer id and its sequence."""
+        """Return whether the log contains the batch at its offset, by producer id and
+        sequence.
+        """
         receipt = batch.written
         identity = batch.identity
         if receipt is None or identity is None:
             return False
-        if receipt.last_offset < log.log_start_offset:  # deleted since, and so stored before
+        # Deleted since then, so it was stored.
+        if receipt.last_offset < log.log_start_offset:
             return True
         if receipt.last_offset >= log.log_end_offset:
             return False
         pieces = log.stored(receipt.offset, up_to="log_end", max_bytes=1)
         found = RecordBatch.parse(pieces[0])
-        assert found is not None  # stored() gives whole batches
+        assert found is not None  # stored() returns whole batches
         return (found.producer_id, found.base_sequence) == (identity.producer_id, batch.sequence)
 
     def _write(self, queue: Queue, batch: Batch, log: Log) -> None:
         if batch.data is None:
             self._encode(queue, batch, log)
         assert batch.data is not None
-        # Under "always" the policy holds whatever acks says; else acks=all syncs once for all batches of the round.
+        # Under "always", the policy applies whatever acks is. Otherwise, acks=all syncs
+        # once for all batches of the round.
         level: Level | None = None
         if self._directory.durability.kind != "always":
             level = "os"
         was_unknown = batch.is_unknown
-        batch.is_unknown = True  # also when an interrupt ends the append
+        batch.is_unknown = True  # set first, because an interrupt may end the append
         try:
             batch.written = log.append_batch(batch.data, durability=level)
-        except LogClosedError as error:  # nothing was stored; the next attempt finds out whether the topic is gone
+        except LogClosedError as error:
+            # The batch was not stored. The next attempt detects whether the topic was
+            # deleted.
             batch.is_unknown = was_unknown
             raise ResourceError("the log was closed before the batch was written", path=log.path) from error
         except LogcoreError as error:
-            # All other errors say that this attempt stored nothing. They say nothing of those before it.
+            # All other errors mean that this attempt stored no record. Earlier attempts
+            # are not covered.
             batch.is_unknown = was_unknown or isinstance(error, _UNKNOWN)
             raise
 
     def _encode(self, queue: Queue, batch: Batch, log: Log) -> None:
-        """Turns the records into the bytes of a batch. Raises what is wrong with a record, or too large."""
+        """Encode the records as a batch.
+
+        Raises:
+            LogcoreError: a record is invalid, or the batch is too large.
+        """
         config = log.config
         if self._settings.compression_type is None:
             wanted = Codec.NONE
@@ -328,7 +378,8 @@ class Sender:
         if identity is not None:
             producer = (identity.producer_id, identity.producer_epoch, identity.next_sequence)
         most = min(config.max_message_bytes, config.segment_bytes)
-        # What the encoders take behind the records: offsets begin at 0, and all records go into one batch.
+        # Arguments of the encoders after the records: offsets begin at 0, and all
+        # records are in one batch.
         head = (0, -1, self._fs.now_ms(), INT32_MAX, most, attributes, *producer)
         data = _encoded(self._scratch, batch.records, (*head, compressor(codec, config), config.is_compacted))
         if identity is not None:
@@ -351,14 +402,17 @@ class Sender:
         return queue.identity
 
     def _end_identity(self, queue: Queue) -> None:
-        """Gives the next batch of the partition a new producer id and sequence 0: batches before it may be missing."""
+        """Give the next batch of the partition a new producer id and sequence 0.
+
+        Earlier batches may be missing from the log.
+        """
         queue.identity = None
         self._producer_id = None
 
     # -- outcomes ------------------------------------------------------------------------------------------------
 
     def _sync(self, written: list[_Written]) -> None:
-        """Syncs each log once, and ends the batches that are on disk."""
+        """Sync each log once, and complete the batches that are durable."""
         failures: dict[Log, LogcoreError | None] = {}
         for one in written:
             if one.log in failures:
@@ -378,7 +432,7 @@ class Sender:
                     self._take_failure(one.queue, one.batch, failure)
 
     def _finish(self, queue: Queue, batch: Batch, log: Log) -> None:
-        """The batch is stored, as safe as acks asks."""
+        """Complete a batch that is stored as acks requires."""
         receipt = batch.written
         assert receipt is not None
         counts = self.counts
@@ -394,13 +448,20 @@ class Sender:
         self._leave(queue, batch)
 
     def _leave(self, queue: Queue, batch: Batch) -> None:
-        """Takes out a batch that has its outcome. In this order: after an interrupt the next round finds it."""
+        """Remove a batch that has its outcome.
+
+        The order of the steps matters: after an interrupt, the next round finds the
+        batch.
+        """
         self._ended.append(batch.delivery)
         self._accumulator.remove(queue, batch)
         self._room.notify_all()
 
     def _give_up(self, queue: Queue, batch: Batch, error: LogcoreError) -> None:
-        """There is no time for another attempt. A batch that may be stored says so."""
+        """Fail a batch that has no time for another attempt.
+
+        If the batch may be stored, its error reports that.
+        """
         if batch.is_unknown:
             error = DurabilityUnknownError("the batch may be stored, and no attempt could find out in time")
             self._end_identity(queue)
@@ -410,7 +471,7 @@ class Sender:
         self._end(queue, batch, error)
 
     def _end(self, queue: Queue, batch: Batch, error: Exception) -> None:
-        """The batch failed for good."""
+        """Fail a batch permanently."""
         if self._transacting is not None:
             self._transacting.fail(error)
         self.counts.errors[type(error).__name__] += len(batch.records)
@@ -418,18 +479,19 @@ class Sender:
         self._leave(queue, batch)
 
     def _take_failure(self, queue: Queue, batch: Batch, error: Exception) -> None:
-        """Decides about a batch after a failed attempt: it is tried again, split, or ended."""
-        if not self._accumulator.is_open(queue, batch):  # close() ended it meanwhile
+        """Retry, split or fail a batch after a failed attempt."""
+        if not self._accumulator.is_open(queue, batch):  # close() ended it concurrently
             return
         batch.failure = error
-        if isinstance(error, TopicNotFoundError):  # for good: what was stored of the batch is deleted too
+        # permanent, because the stored part of the batch was deleted too
+        if isinstance(error, TopicNotFoundError):
             if batch.is_unknown:
                 self._end_identity(queue)
             else:
                 queue.renumber_behind(batch)
             self._end(queue, batch, error)
             return
-        # It may be stored. Tried again, only an idempotent batch is not stored twice.
+        # It may be stored. Only an idempotent batch can be retried without a duplicate.
         if batch.is_unknown and not self._settings.idempotent:
             unknown = DurabilityUnknownError("the batch may be stored; without idempotence it is not written again")
             unknown.__cause__ = error
@@ -449,8 +511,14 @@ class Sender:
 
 
 def _encoded(scratch: bytearray, records: list[Row] | Columns, head: tuple[Any, ...]) -> bytes:
-    """One batch. head: as kernel.encode_records() takes it behind the records. Raises InvalidRecordError,
-    InvalidTimestampError, RecordTooLargeError.
+    """Encode one batch.
+
+    `head` contains the arguments of kernel.encode_records() after the records.
+
+    Raises:
+        InvalidRecordError: a record is invalid.
+        InvalidTimestampError: a timestamp is invalid.
+        RecordTooLargeError: the batch is too large.
     """
     if isinstance(records, Columns):
         size, _ = kernel.encode_columns(scratch, records.keys, records.values, records.times, records.count, *head)

@@ -1,13 +1,19 @@
-"""The transactions of one producer: its state, its producer id and epoch, and the partitions of its transaction.
+"""The transactions of one producer: its state, its identity, and the partitions of its
+transaction.
 
 Rules (clients reference 2.9, Kafka's TransactionManager):
-- A call that does not fit the state raises ProducerStateError, and changes nothing.
-- After the first failure inside a transaction nothing more of it is written; it can only be aborted.
-- A producer whose id another one has taken over can only be closed.
-- A partition is in the coordinator's record before the first batch of it is written.
-- A request that the coordinator cannot serve now is repeated until its time is up; every request may be repeated.
+- A call that is not allowed in the current state raises ProducerStateError and has no
+  effect.
+- After the first failure inside a transaction, no further batch of it is written. It
+  can only be aborted.
+- A producer whose transactional id was taken over by another producer can only be
+  closed.
+- A partition is in the coordinator's record before its first batch is written.
+- A request that the coordinator cannot execute now is retried until the deadline. Every
+  request may be retried.
 
-Not here: what the coordinator decides (coordinator.py), batches (sender.py).
+This module does not implement the coordinator's decisions (coordinator.py) and writes
+no batches (sender.py).
 """
 
 from __future__ import annotations
@@ -40,19 +46,19 @@ from logcore.fs import FS
 from logcore.notices import WARNING, tell
 from logcore.producer.coordinator import TransactionCoordinator
 
-#: How long to wait before a request is made again, doubling up to the second.
+#: The delay before a request is retried. It doubles from the first value to the second.
 _FIRST_WAIT_MS: Final = 1
 _LONGEST_WAIT_MS: Final = 100
 #: How often the sender ends transactions that have been open for too long.
 _LOOK_MS: Final = 1_000
-#: All producers of this library get a new epoch with each transaction (KIP-890).
+#: All producers of this library get a new epoch for each transaction (KIP-890).
 _VERSION: Final = 2
 _LATER: Final = (TransactionError.COORDINATOR_NOT_AVAILABLE, TransactionError.CONCURRENT_TRANSACTIONS)
 _FENCED: Final = (TransactionError.PRODUCER_FENCED, TransactionError.INVALID_PRODUCER_ID_MAPPING)
 
 
 class State(enum.Enum):
-    """Names as in Kafka's TransactionManager."""
+    """The states of Kafka's TransactionManager, with the same names."""
 
     UNINITIALIZED = enum.auto()
     INITIALIZING = enum.auto()
@@ -65,7 +71,7 @@ class State(enum.Enum):
     FATAL_ERROR = enum.auto()
 
 
-#: Which states may follow a state. FATAL_ERROR may follow each.
+#: The states that may follow each state. FATAL_ERROR may follow every state.
 NEXT: Final[Mapping[State, frozenset[State]]] = MappingProxyType(
     {
         State.UNINITIALIZED: frozenset({State.INITIALIZING}),
@@ -82,10 +88,9 @@ NEXT: Final[Mapping[State, frozenset[State]]] = MappingProxyType(
 
 
 class Transacting:
-    """room: the condition of the producer's memory; all that changes here changes under its lock.
+    """State machine of one transactional producer.
 
-    identity: producer id and epoch, None before init_transactions(). failure: the error after which the transaction, or
-    the producer, cannot go on.
+    `room` is the condition of the producer's memory. All fields change under its lock.
     """
 
     def __init__(
@@ -102,16 +107,24 @@ class Transacting:
         self._timeout_ms = timeout_ms
         self._room = room
         self.state = State.UNINITIALIZED
+        #: Producer id and epoch, or None before init_transactions().
         self.identity: Identity | None = None
+        #: The error after which the transaction, or the producer, cannot continue.
         self.failure: LogcoreError | None = None
-        self._partitions: set[tuple[str, int]] = set()  # that this producer added to the open transaction
-        self._is_of_before = False  # it was opened by a producer before this one
+        # Added by this producer to the open transaction.
+        self._partitions: set[tuple[str, int]] = set()
+        self._is_of_before = False  # an earlier producer opened the transaction
         self._looked_ms = fs.monotonic_ms()
 
     # -- states
 
     def check(self, wanted: State) -> None:
-        """Under the lock. Raises ProducerStateError, or the error after which the producer cannot go on."""
+        """Check a state transition. The lock is held.
+
+        Raises:
+            ProducerStateError: the transition is not allowed.
+            LogcoreError: the transaction or the producer has failed earlier.
+        """
         if wanted in NEXT[self.state]:
             return
         if self.failure is not None:
@@ -124,7 +137,7 @@ class Transacting:
         )
 
     def enter(self, wanted: State) -> None:
-        """Under the lock. As check(), and goes there."""
+        """Check and perform a state transition. The lock is held."""
         self.check(wanted)
         self.state = wanted
         if wanted in (State.READY, State.ABORTING):
@@ -134,7 +147,12 @@ class Transacting:
             self._is_of_before = False
 
     def check_sending(self) -> None:
-        """Under the lock. Raises ProducerStateError outside a transaction, and why it can only be aborted."""
+        """Check that a record may be sent. The lock is held.
+
+        Raises:
+            ProducerStateError: no transaction is open.
+            LogcoreError: the transaction can only be aborted.
+        """
         if self.state is State.IN_TRANSACTION:
             return
         if self.failure is not None:
@@ -146,7 +164,11 @@ class Transacting:
         )
 
     def check_completing(self) -> None:
-        """Under the lock. Raises ProducerStateError where no transaction is prepared, or being completed."""
+        """Check that a transaction is prepared or being completed. The lock is held.
+
+        Raises:
+            ProducerStateError: no transaction is prepared.
+        """
         if self.state not in (State.PREPARED, State.COMMITTING, State.ABORTING):
             raise self.failure or ProducerStateError(
                 "no transaction is prepared", expected=State.PREPARED.name, found=self.state.name
@@ -158,11 +180,14 @@ class Transacting:
 
     @property
     def is_open(self) -> bool:
-        """Whether a transaction was begun that close() has to abort. A prepared one waits for its decision."""
+        """Whether close() must abort a transaction.
+
+        A prepared transaction waits for its decision instead.
+        """
         return self.state in (State.IN_TRANSACTION, State.COMMITTING, State.ABORTING, State.ABORTABLE_ERROR)
 
     def fail(self, error: Exception) -> None:
-        """Under the lock: a batch, or a request, failed for good."""
+        """Change to an error state after a permanent failure. The lock is held."""
         if isinstance(error, ProducerFencedError):
             self.state = State.FATAL_ERROR
             self.failure = error
@@ -177,9 +202,10 @@ class Transacting:
     # -- requests
 
     def initialize(self, deadline_ms: int | None, *, keeps_prepared: bool = False) -> None:
-        """Fences producers of before with this id, and ends what they left open. State INITIALIZING.
+        """Fence earlier producers with this id, and end their open transaction.
 
-        keeps_prepared: what they left open stays so, and this producer is then PREPARED.
+        The state must be INITIALIZING. With `keeps_prepared`, the transaction remains
+        open, and the state becomes PREPARED.
         """
         found = self._initialized(deadline_ms, keeps_prepared)
         with self._room:
@@ -197,19 +223,22 @@ class Transacting:
         return self._ask_until(deadline_ms, asked)
 
     def prepared(self) -> str:
-        """The transaction that is prepared, as text; empty when nothing was written in it."""
+        """Return the prepared transaction as text, or "" if it has no writes."""
         if not self._partitions and not self._is_of_before:
             return ""
         identity = self.known_identity()
         return f"{identity.producer_id}:{identity.producer_epoch}"
 
     def new_partitions(self, partitions: Iterable[tuple[str, int]]) -> frozenset[tuple[str, int]]:
-        """Those that are not in the transaction yet."""
+        """Return the partitions that are not in the transaction yet."""
         return frozenset(partitions) - self._partitions
 
     def add(self, partitions: Collection[tuple[str, int]]) -> None:
-        """Adds partitions to the open transaction; returns when that is on disk. Raises ResourceError where that cannot
-        be done now, and ProducerFencedError.
+        """Add partitions to the open transaction. They are durable when this returns.
+
+        Raises:
+            ResourceError: the coordinator cannot add them now.
+            ProducerFencedError: another producer has taken over the id.
         """
         identity = self.known_identity()
         self._ask(
@@ -225,10 +254,13 @@ class Transacting:
             self._partitions.update(partitions)
 
     def end(self, *, commit: bool, deadline_ms: int | None) -> None:
-        """Ends the transaction. State COMMITTING or ABORTING. If it has no partitions, the coordinator never heard of
-        it, and is not asked.
+        """End the transaction. The state must be COMMITTING or ABORTING.
 
-        Raises ResourceError when the time is up; then it may be called again.
+        Without partitions, the coordinator has no record of the transaction and gets no
+        request.
+
+        Raises:
+            ResourceError: the deadline has passed. The caller may retry.
         """
         identity = self.known_identity()
         if self._partitions or self._is_of_before:
@@ -240,7 +272,8 @@ class Transacting:
                 client_version=_VERSION,
             )
             found = self._ask_until(deadline_ms, ended)
-            # The producer before this one may have asked the same, and got the same epoch: take a new one.
+            # The previous producer may have sent the same request and received the same
+            # epoch. So this producer gets a new one.
             if self._is_of_before:
                 found = self._initialized(deadline_ms)
             identity = Identity(found.producer_id, found.producer_epoch)
@@ -249,9 +282,9 @@ class Transacting:
             self.enter(State.READY)
 
     def look(self) -> None:
-        """Ends transactions of this directory that have been open for too long; not more often than once a second.
+        """End overdue transactions of this directory, at most once a second.
 
-        A failure does not keep the producer from writing; its next request meets the error itself.
+        A failure does not stop the producer. Its next request raises the error itself.
         """
         now_ms = self._fs.monotonic_ms()
         if now_ms - self._looked_ms >= _LOOK_MS:
@@ -262,7 +295,7 @@ class Transacting:
                 tell("transactions", WARNING, "transactions that are overdue were not ended: %s", error)
 
     def known_identity(self) -> Identity:
-        """The identity; to be called once init_transactions() has returned."""
+        """Return the identity. init_transactions() must have succeeded."""
         assert self.identity is not None, self.state
         return self.identity
 
@@ -288,7 +321,7 @@ class Transacting:
         return result
 
     def _refuse(self, error: TransactionError) -> NoReturn:
-        """Raises what a refusal means for the producer."""
+        """Raise the exception for a refused request."""
         name = self.transactional_id
         if error in _LATER:
             raise ResourceError(f"the transactions of {name!r} cannot be looked after now: {error.name}")
