@@ -843,7 +843,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "others_go_on_from_a_commit_that_is_not_synced", "logcore/consumer/sharedgroups.py",
-        "        sync_present(log)  # also what a process appended that died before its sync\n",
+        "        sync_present(log)  # includes records of a process that died before its sync\n",
         "",
         "consumer/test_shared_groups.py",
     ),
@@ -941,7 +941,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "owner_may_not_die_between_two_looks", "logcore/consumer/ownership.py",
-        "            with contextlib.suppress(NodeNotFoundError):  # its process may have died\n"
+        "            with contextlib.suppress(NodeNotFoundError):\n"
         "                registry.delete(path)\n",
         "            registry.delete(path)\n",
         "consumer/test_shared_groups_exploration.py",
@@ -1065,7 +1065,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "turn_that_is_not_used_is_kept", "netshim/connection.py",
-        "            self._workload.leave_line(self)  # others behind it may go on meanwhile\n",
+        "            self._workload.leave_line(self)\n",
         "            pass\n",
         "netshim/test_connection.py",
     ),
@@ -1119,8 +1119,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "fetch_forgets_who_called_while_it_looked", "netshim/handlers/fetch.py",
-        "        if self._was_called:  #",
-        "        if False:  #",
+        "        if self._was_called:\n",
+        "        if False:\n",
         "netshim/test_pieces.py",
     ),
     Mistake(
@@ -1155,8 +1155,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "commit_of_a_listener_waits_for_the_next_generation", "logcore/consumer/assignment.py",
-        "            self._commits.settle()  # what the listener commits is of the generation that ends\n",
-        "",
+        "belong to the generation that ends.\n            self._commits.settle()\n",
+        "belong to the generation that ends.\n",
         "consumer/test_consumer_commits.py",
     ),
     Mistake(
@@ -1173,8 +1173,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "auto_commit_takes_a_commit_back", "logcore/consumer/consumer.py",
-        "        self._fetcher.finish()  # otherwise auto-commit would later commit a smaller offset\n",
-        "",
+        "would later commit a smaller offset.\n        self._fetcher.finish()\n",
+        "would later commit a smaller offset.\n",
         "consumer/test_consumer_groups.py::test_random_lives",
     ),
     Mistake(
@@ -1252,7 +1252,7 @@ MISTAKES: Final = (
     # -- asyncio
     Mistake(
         "opened_for_nobody_stays_open", "logcore/aio/home.py",
-        "            self.submit(give_back)  # behind the function, and before what the next task asks for\n",
+        "            self.submit(give_back)\n",
         "",
         "aio/test_aio_cancellation.py",
     ),
@@ -1306,7 +1306,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "news_told_twice_before_it_is_heard", "logcore/aio/following.py",
-        "        self._is_told = False  # first: what comes from now on is news\n",
+        "        self._is_told = False  # first: events from now on schedule another wake()\n",
         "",
         "aio/test_aio_log.py::test_a_tail_hears_of_appends_in_other_threads_and_of_the_end",
     ),
@@ -1833,7 +1833,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "consumer_begins_before_an_open_commit", "logcore/consumer/consumer.py",
-        "            if one in undecided:  # if it commits, records up to its offset are processed\n"
+        "            if one in undecided:\n"
         "                continue\n",
         "",
         "producer/test_producer_transactions.py producer/test_transaction_exploration.py -k 'not many'",
@@ -2109,8 +2109,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "records_that_were_taken_are_not_noted", "logcore/consumer/fetcher.py",
-        "        reading.is_ahead = True  # until they are handed out, so that an interrupt passes none of them over\n",
-        "",
+        "        reading.is_ahead = True\n        try:\n",
+        "        try:\n",
         "faults/test_interrupted_calls.py -k fetcher",
     ),
     Mistake(
@@ -2181,7 +2181,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "what_was_opened_for_a_cancelled_task_stays_open", "logcore/aio/home.py",
-        "            self.submit(give_back)  # behind the function, and before what the next task asks for\n",
+        "            self.submit(give_back)\n",
         "",
         "aio/test_aio_cancellation.py",
     ),
@@ -2213,7 +2213,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "batch_of_a_deleted_topic_is_tried_again", "logcore/producer/sender.py",
-        "        if isinstance(error, TopicNotFoundError):  # for good: what was stored of the batch is deleted too\n",
+        "        if isinstance(error, TopicNotFoundError):\n",
         "        if isinstance(error, TopicNotFoundError) and not batch.is_unknown:\n",
         "producer/test_producer.py -k deleted",
     ),

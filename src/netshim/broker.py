@@ -131,7 +131,7 @@ class Broker:
         later: Later | None = None,
     ) -> None:
         self.state = State(logdir, settings, submit, later)
-        # the API of the latest request, for the host's report of a slow iteration
+        # The API of the latest request, for the host's report of a slow iteration.
         self.last_asked = "none"
         if logdir.is_shared:
             self.state.groups = GroupsBesideOthers(self.state)
@@ -217,9 +217,7 @@ class Broker:
         )
 
     def _say_unknown(self, frame: memoryview, peer: str, now_ms: int) -> None:
-        """Log a request whose API is not even in the protocol tables, with the feature
-        it needs.
-        """
+        """Log a request of an unknown API, with the feature that it belongs to."""
         key = int.from_bytes(frame[:2], "big")
         if key in wire.APIS or key not in _FEATURES:
             return

@@ -1,5 +1,6 @@
-"""One client's connection without its socket: bytes to requests, and responses to
-bytes.
+"""One client's connection without its socket.
+
+It turns received bytes into requests, and responses into bytes to send.
 
 Rules (wire protocol section 2; limits: docs/netshim.md, Settings):
 - Responses are sent in the order of their requests, even if a later one is ready first.
@@ -89,9 +90,9 @@ class Budget:
         self.used_bytes = 0
         self.kept_bytes = 0  # the part of used_bytes that requests in progress hold
         self._holders: dict[Connection, int] = {}
-        # the number of bytes that each connection waits for, in FIFO order
+        # The number of bytes that each connection waits for, in FIFO order.
         self._waiting: dict[Connection, int] = {}
-        # the first of _waiting, and the time since when it has been first
+        # The first of _waiting, and the time since when it has been first.
         self._waited_for: tuple[Connection, int] | None = None
 
     def take(self, holder: Connection, size: int) -> bool:
@@ -139,8 +140,7 @@ class Budget:
             first.wake()
 
     def relieve(self, now_ms: int, timeout_ms: int) -> dict[Connection, str]:
-        """Return the connections to close for the first one that waits, with the
-        reasons.
+        """Return the connections to close for the first waiter, with the reasons.
 
         The caller calls this periodically. Connections whose frame would take longer
         than timeout_ms at its current rate are closed, the slowest first. If there are
@@ -189,8 +189,9 @@ class Workload:
         self._line: dict[Connection, None] = {}  # in FIFO order
 
     def has_room(self, holder: Connection) -> bool:
-        """Return whether `holder` may start a request now. If not, it is woken when it
-        may.
+        """Return whether `holder` may start a request now.
+
+        If not, it is woken when it may.
         """
         is_first = holder is next(iter(self._line), holder)
         if not is_first or self.count >= self.limit or self._budget.kept_bytes >= self._budget.limit_bytes:
@@ -255,26 +256,27 @@ class Connection:
         self._outgoing: deque[Piece] = deque()
         self.unsent_bytes = 0  # bytes of complete responses
         self._draining = self._is_closed = False
-        # the next request waits until earlier ones are answered
+        # The next request waits until earlier ones are answered.
         self._is_behind = False
         self.is_waiting = False  # a limit has delayed received requests
-        # when the last byte was received or a response was sent
+        # When the last byte was received or a response was sent.
         self.active_ms = now_ms
-        # since when the current frame has been incomplete
+        # Since when the current frame has been incomplete.
         self._frame_since_ms: int | None = None
         self._frame_bytes = 0
-        # like _frame_since_ms, but overdue() does not move it
+        # Like _frame_since_ms, but overdue() does not move it.
         self._began_ms: int | None = None
-        # the part of the time since _began_ms during which reading was paused
+        # The part of the time since _began_ms during which reading was paused.
         self._waited_ms = 0
         self._was_waiting = False
         self._given_up: str | None = None
 
-    # -- in ------------------------------------------------------------------------------------------------------
+    # -- in ----------------------------------------------------------------------------
 
     def get_buffer(self) -> memoryview:
-        """Return the free part of the buffer; it is valid until the next call of
-        received().
+        """Return the free part of the buffer.
+
+        It is valid until the next call of received().
         """
         if self._end == len(self._buffer):
             self._make_room()
@@ -358,7 +360,7 @@ class Connection:
                 self._put(reply)
         # Step 2: leave the queue if this connection could not use its place.
         if self._is_at_limit:
-            # connections after this one may use the room
+            # Connections after this one may use the room.
             self._workload.leave_line(self)
         self.is_waiting = self._end - self._start >= 4 and self.is_full
         # Step 3: shrink an empty buffer, or start the clock of the next incomplete
@@ -375,9 +377,7 @@ class Connection:
             self._waited_ms = 0
 
     def _make_room(self) -> None:
-        """Move the remaining bytes to the front, or to a larger buffer if there are too
-        many.
-        """
+        """Move the remaining bytes to the front, or to a larger buffer."""
         used = self._end - self._start
         if self._start > len(self._buffer) // 2 or (self._start and used + _SMALL_BYTES <= len(self._buffer)):
             self._buffer[:used] = self._buffer[self._start : self._end]
@@ -403,8 +403,9 @@ class Connection:
 
     @property
     def is_full(self) -> bool:
-        """Return whether no further request may start until responses are sent or there
-        is room.
+        """Whether no further request may start now.
+
+        Responses must be sent first, or other requests must end.
         """
         return self._is_at_limit or self._workload.is_in_line(self)
 
@@ -439,7 +440,7 @@ class Connection:
         if self._given_up is not None:
             return self._given_up
         since = self._frame_since_ms
-        # the delay is ours, not the client's
+        # While the connection waits for memory, the client is not slow.
         if since is not None and self._budget.is_waiting(self):
             self._frame_since_ms = now_ms
             self._frame_bytes = self._end - self._start
@@ -453,7 +454,7 @@ class Connection:
             return f"no request for {now_ms - self.active_ms} ms"
         return None
 
-    # -- out -----------------------------------------------------------------------------------------------------
+    # -- out ---------------------------------------------------------------------------
 
     def _await(self, answer: Answer) -> None:
         if answer.is_parked:
@@ -520,8 +521,9 @@ class Connection:
         return not self._slots and not self._outgoing
 
     def close(self) -> None:
-        """Release the memory and the references to the host, which may refer to this
-        object.
+        """Release the memory and the references to the host.
+
+        The host may refer to this object.
         """
         if self._is_closed:
             return

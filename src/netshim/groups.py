@@ -132,10 +132,10 @@ def _unheard(_: GroupError | None) -> None:
 
 
 class _Several:
-    """Calls `done` once every callback of another(), and one additional told(), has
-    been called.
+    """Joins several callbacks into one.
 
-    The argument is the first error, or None.
+    `done` is called once every callback of another() and one final callback have been
+    called. The argument is the first error, or None.
     """
 
     def __init__(self, done: Failed) -> None:
@@ -177,14 +177,15 @@ class Groups:
         self._effects: deque[Effect] = deque()  # effects to execute, in order
         self._is_acting = False
         self._is_loaded = False
-        # waiting callers of load(); None while it does not run
+        # Waiting callers of load(); None while it does not run.
         self._loading: list[Failed] | None = None
 
     # -- effects
 
     def _act(self, effects: Iterable[Effect]) -> None:
-        """Execute effects after the earlier ones. Nested calls only queue their
-        effects.
+        """Execute effects after the earlier ones.
+
+        Nested calls only queue their effects.
         """
         self._effects.extend(effects)
         if self._is_acting:
@@ -342,11 +343,10 @@ class Groups:
         self._act(self._coordinator.sync(request, done, now_ms))
 
     def beat(self, request: Beat, now_ms: int, done: Callable[[Result], None], *, may_lack_id: bool) -> None:
-        """Process a heartbeat of the consumer protocol and call done(Beaten or
-        BeatRefused).
+        """Process a heartbeat of the consumer protocol.
 
-        With `may_lack_id`, a new member without an id gets one of 22 characters, as in
-        Kafka.
+        Call done(Beaten or BeatRefused). With `may_lack_id`, a new member without an id
+        gets one of 22 characters, as in Kafka.
         """
         self._state.hear(now_ms)
         if may_lack_id and not request.member_id and request.member_epoch == 0:

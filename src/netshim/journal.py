@@ -53,8 +53,9 @@ def shown(text: object) -> str:
 
 
 class Asked(Protocol):
-    """The facts about a request that the journal writes. state.Call is an
-    implementation.
+    """The facts about a request that the journal writes.
+
+    state.Call is an implementation.
     """
 
     @property
@@ -177,8 +178,9 @@ class Repeated(logging.Filter):
 
 
 def errors_in(value: Any) -> list[tuple[int, str | None]]:
-    """Return the error codes, other than 0, and the messages in a response or a part of
-    it.
+    """Return the nonzero error codes and the messages in a response.
+
+    The argument may be a part of a response.
     """
     found = []
     if isinstance(value, list):

@@ -90,9 +90,7 @@ _LEAST_LOGS: Final = 8
 
 
 def _file_limit() -> int:
-    """Return the limit of file descriptors of this process, or a large number if
-    unknown.
-    """
+    """Return the limit of file descriptors, or a large number if unknown."""
     try:
         import resource
     except ImportError:
@@ -102,8 +100,9 @@ def _file_limit() -> int:
 
 
 class Clock(Protocol):
-    """The clock of a server. A simulated disk is also a clock, so it has a time of its
-    own.
+    """The clock of a server.
+
+    A simulated disk is also a clock, so it has a time of its own.
     """
 
     def now_ms(self) -> int:
@@ -125,14 +124,14 @@ class _Peer(asyncio.BufferedProtocol):
         self.server = server
         self.address = ""
         self.is_open = False
-        # reading is paused because the connection has reached a limit
+        # Reading is paused because the connection has reached a limit.
         self.is_paused = False
-        # the transport's buffer is full because the client does not read
+        # The transport's buffer is full because the client does not read.
         self.is_blocked = False
         self._flushing = False
         self._at_end = False  # the client has stopped sending, at _end_ms
         self._end_ms = 0
-        # unread bytes at the client's latest progress, and its time
+        # The unread bytes at the client's latest progress, and its time.
         self._unread = (0, 0)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -177,7 +176,7 @@ class _Peer(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         self._at_end = True
         self._end_ms = self.server.now_ms()
-        # the connection remains open for pending responses: the client may still read
+        # The connection remains open for pending responses: the client may still read.
         return not self.connection.is_idle
 
     def _guarded(self, step: Callable[[], None]) -> None:
@@ -263,7 +262,7 @@ class _Peer(asyncio.BufferedProtocol):
     def check(self, now_ms: int) -> None:
         reason = self.connection.overdue(now_ms)
         if self._at_end and now_ms - self._end_ms >= _HALF_OPEN_MS and not self.unread_bytes:
-            # most clients that stop sending do not read either
+            # Most clients that stop sending do not read either.
             reason = "the client has left"
         unread, since_ms = self._unread
         has_progress = not self.is_blocked or self.unread_bytes < unread
@@ -277,7 +276,7 @@ class _Peer(asyncio.BufferedProtocol):
         if reason:
             self.end(reason)
         else:
-            # other connections may have freed the room that this one waits for
+            # Other connections may have freed the room that this one waits for.
             self.pace()
 
 
@@ -322,7 +321,8 @@ class Server:
         if not isinstance(port, int) or not 0 <= port <= 65_535:
             raise logcore.InvalidConfigError("port", expected="0 to 65535", found=repr(port))
         self.path = os.fspath(path)
-        # such as an empty shell variable, which is never meant as all networks
+        # An empty host may come from an empty shell variable, and never means all
+        # networks.
         if not host:
             raise logcore.InvalidConfigError("host", expected="an address; 0.0.0.0 for all", found=repr(host))
         self.host = host
@@ -355,7 +355,7 @@ class Server:
             state = self.bootstrap_servers
         return f"<Server {state} over {self.path}>"
 
-    # -- life ----------------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -440,7 +440,7 @@ class Server:
         Without this, a later request would block on the disk.
         """
         for topic in self.logdir.topics():
-            # a client that requests the topic gets the error
+            # A client that requests the topic gets the error.
             with contextlib.suppress(logcore.LogcoreError, OSError):
                 self.logdir.topic_id(topic)
 
@@ -451,7 +451,7 @@ class Server:
         """
         for topic in self.logdir.topics():
             for number in self.logdir.partitions(topic):
-                # a client that requests the partition gets the error
+                # A client that requests the partition gets the error.
                 with contextlib.suppress(logcore.LogcoreError):
                     self.logdir.partition(topic, number)
 
@@ -499,7 +499,7 @@ class Server:
             try:
                 ending = self.loop.run_in_executor(None, step)
             except RuntimeError:
-                # the interpreter is shutting down and starts no thread
+                # The interpreter is shutting down and starts no thread.
                 step()
             else:
                 await ending
@@ -529,19 +529,17 @@ class Server:
         """Make a running stop() wait no longer for clients."""
         self._deadline = 0.0
 
-    # -- time ----------------------------------------------------------------------------------------------------
+    # -- time --------------------------------------------------------------------------
 
     def now_ms(self) -> int:
-        """Return the wall clock at the start of the server plus the monotonic time
-        since then.
+        """Return the wall clock at the start, plus the monotonic time since then.
 
         So a correction of the wall clock ends no session and no wait.
         """
         return self._epoch_ms + self._clock.monotonic_ms()
 
     async def tick(self) -> None:
-        """Run the work that is due now, and return when the directory's part of it is
-        done.
+        """Run the work that is due now, including the directory's part of it.
 
         The server runs the same work many times a second. A test that advances a clock
         manually calls this after each change.
@@ -610,7 +608,7 @@ class Server:
         except logcore.LogcoreError as error:
             self.say(logging.ERROR, "log directory", "the log directory's work: %s", error)
 
-    # -- the broker's host ---------------------------------------------------------------------------------------
+    # -- the broker's host -------------------------------------------------------------
 
     def _submit(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
         def tell(outcome: Any) -> None:
@@ -634,8 +632,9 @@ class Server:
         self.loop.call_soon(self.watched, "a piece of a large request", action)
 
     def watched(self, what: str, step: Callable[[], object]) -> None:
-        """Run a step in the event loop, and log it if it takes long. Exceptions are
-        passed on.
+        """Run a step in the event loop, and log it if it takes long.
+
+        Exceptions are passed on.
         """
         began = time.perf_counter()
         try:
@@ -649,11 +648,11 @@ class Server:
                 self.say(logging.INFO, "the loop was held", text, held_ms, what, last)
 
     def _forget_topic(self, name: str) -> None:
-        """Remove a topic from the groups. LogDir.delete_topic() calls this as
-        LogDir.forget_topic.
+        """Remove a topic from the groups.
 
-        In the broker's thread, it cannot block on the disk. Requests of clients do not
-        use this function, because they would block the threads that sync.
+        LogDir.delete_topic() calls this as LogDir.forget_topic. In the broker's thread,
+        it cannot block on the disk. Requests of clients do not use this function,
+        because they would block the threads that sync.
 
         Raises:
             ConsumerStateError: the groups did not remove the topic.
@@ -672,7 +671,7 @@ class Server:
             self.loop.call_soon_threadsafe(forget)
             failure = told.result(_FORGET_S)
         except (RuntimeError, TimeoutError) as error:
-            # the broker is stopping, or its disk has stalled
+            # The broker is stopping, or its disk has stalled.
             raise ConsumerStateError("the groups did not forget a deleted topic", found=repr(name)) from error
         if failure is not None:
             raise ConsumerStateError("the groups could not forget a deleted topic", found=str(failure))
@@ -695,7 +694,7 @@ class Server:
         """
         return max(_LEAST_LOGS, (self._most_files - _RESERVED_FILES - len(self._peers)) // _FILES_OF_LOG)
 
-    # -- connections ---------------------------------------------------------------------------------------------
+    # -- connections -------------------------------------------------------------------
 
     def admit(self, peer: _Peer) -> str | None:
         """Register a connection, or return the reason to refuse it."""
@@ -720,8 +719,9 @@ class Server:
 
 
 class ServerThread:
-    """A Server with an event loop in a thread of its own. serve() creates it; a `with`
-    block stops it.
+    """A Server with an event loop in a thread of its own.
+
+    serve() creates it; a `with` block stops it.
     """
 
     def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:

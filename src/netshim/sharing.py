@@ -86,9 +86,9 @@ class GroupsBesideOthers:
     def __init__(self, state: State) -> None:
         self._state = state
         self._groups: SharedGroups | None = None  # created by the first request
-        # written in the worker thread, read between requests
+        # Written in the worker thread, read between requests.
         self._waits: list[_Wait] = []
-        # called in the broker's thread after the request
+        # Called in the broker's thread after the request.
         self._outcomes: list[Callable[[], None]] = []
         self._news: list[Effect] = []
         self._is_looking = False
@@ -108,7 +108,7 @@ class GroupsBesideOthers:
 
         def done(result: Any) -> None:
             if isinstance(result, LogcoreError | OSError):
-                # the client has sent an invalid node
+                # An InvalidNodeError is the fault of the client.
                 if not isinstance(result, InvalidNodeError):
                     text = "the groups cannot be asked: %s"
                     self._state.journal.say(logging.ERROR, "groups", self._now_ms, text, str(result))
@@ -415,8 +415,9 @@ def _error_of(error: Exception) -> GroupError:
 
 
 def _tell(done: Callable[[Any], None], result: Any) -> None:
-    """Call a waiter and log its exception, which must not keep other waiters from their
-    answers.
+    """Call a waiter and log its exception.
+
+    The exception must not keep other waiters from their answers.
     """
     try:
         done(result)

@@ -1,5 +1,4 @@
-"""The state of a running broker: finds and opens the logs of requests, and orders the
-work on them.
+"""State of a running broker: opens the logs of requests and orders the work.
 
 Rules:
 - The broker has one thread. Every function here is called from it, except for the work
@@ -114,7 +113,7 @@ def _no_limit() -> int:
 
 def _close(logs: list[Log]) -> None:
     for log in logs:
-        # the next open of the log reports the damage
+        # The next open of the log reports the damage.
         with contextlib.suppress(LogcoreError, OSError):
             log.close()
 
@@ -124,8 +123,9 @@ def _ignore(_: object) -> None:
 
 
 def _behind_work(submit: Submit, action: Callable[[], None]) -> None:
-    """Call an action after the work that was submitted earlier, in another iteration of
-    the event loop.
+    """Call an action after the work that was submitted earlier.
+
+    It runs in another iteration of the event loop.
     """
     submit(lambda: None, lambda _: action())
 
@@ -143,7 +143,7 @@ class State:
         self.logdir = logdir
         self.settings = settings
         self.submit = submit
-        # set if groups of the consumer protocol are served
+        # Set if groups of the consumer protocol are served.
         self.group_settings: GroupSettings | None = None
         if not self.is_shared:
             self.group_settings = logdir.coordinators.group_settings(logdir)
@@ -154,26 +154,26 @@ class State:
         self.syncs = Syncs(submit, policy_waits=logdir.durability.waits)
         self.pieces = Pieces(later or partial(_behind_work, submit))
         self.is_stopping = False
-        # how many logs may be open now; set by the host
+        # How many logs may be open now; set by the host.
         self.most_logs: Callable[[], int] = _no_limit
         self._used_ms: dict[Key, int] = {}  # when a request last used each log
         self.now_ms = 0  # the latest time that the host reported
-        # set by the broker, because groups depend on the state and not vice versa
+        # Set by the broker, because groups depend on the state and not vice versa.
         self.groups: Any = None
         self.transactions: Any = None  # set by the broker too
         self._follows = False  # whether a timer for the next follow() is set
         self._names: dict[bytes, str] = {}  # topic id -> name, as of _names_version
         self._names_version = -1
-        # high watermarks at the last wake_readers()
+        # High watermarks at the last wake_readers().
         self._visible: dict[tuple[str, int], int] = {}
-        # waiting work; a key is present while its work runs
+        # Waiting work; a key is present while its work runs.
         self._turns: dict[Hashable, deque[_Turn]] = {}
-        # requests that have not started, see in_order()
+        # Requests that have not started, see in_order().
         self._lines: dict[Key, deque[_InLine]] = {}
-        # requests that are first in all their queues
+        # Requests that are first in all their queues.
         self._next_in_line: deque[_InLine] = deque()
         self._is_starting = False
-        # errors of opening the logs of the current call
+        # Errors of opening the logs of the current call.
         self._failures: Mapping[Key, LogcoreError] = {}
 
     def hear(self, now_ms: int) -> None:
@@ -200,7 +200,7 @@ class State:
             raise self._failures[key]
         if partition not in self.logdir.partitions(topic):
             raise TopicNotFoundError(f"topic {topic!r} has no such partition", found=partition)
-        # failed after when_open() checked it
+        # The log failed after when_open() checked it.
         raise LogFailedError("the log has failed and will be opened again; try again")
 
     def free_log(self, topic: str, partition: int) -> Log | None:
@@ -219,11 +219,11 @@ class State:
         return log
 
     def _is_to_open(self, key: Key) -> bool:
-        """Return whether the log must be opened, or refreshed after appends of another
-        process.
+        """Return whether the log must be opened, or refreshed.
 
-        This raises no error, because a topic may be deleted at any time. A log that
-        cannot be checked counts as one to open, and opening it reports the error.
+        A refresh is necessary after appends of another process. This raises no error,
+        because a topic may be deleted at any time. A log that cannot be checked counts
+        as one to open, and opening it reports the error.
         """
         topic, partition = key
         try:
@@ -268,8 +268,9 @@ class State:
     def _open_next(
         self, missing: list[Key], failures: dict[Key, LogcoreError], handle: Callable[[], object], answer: Answer
     ) -> None:
-        """Open the last of the missing logs, then the others, and then set the answer
-        to the result of handle().
+        """Open the last of the missing logs, then the others.
+
+        Then set the answer to the result of handle().
         """
         while missing and (self.is_stopping or not self._is_to_open(missing[-1])):
             missing.pop()
@@ -284,7 +285,7 @@ class State:
         try:
             response = handle()
         except Exception as error:
-            # this runs as a callback of submitted work, so no caller would pass it on
+            # This runs as a callback of submitted work, so no caller would pass it on.
             response = error
         finally:
             self._failures = {}
@@ -311,7 +312,7 @@ class State:
     def make_room(self) -> None:
         """Close the least recently used logs if the limit of open logs is reached."""
         most = self.most_logs()
-        # this count includes closed logs, and is cheap
+        # This count includes closed logs, but is cheap.
         if len(self.logdir.known_logs()) < most:
             return
         open_logs = self.logdir.open_logs()
@@ -335,9 +336,7 @@ class State:
             self.in_turn(_OPENING, partial(_close, [log for _, log in closing]), _ignore)
 
     def in_pieces(self, steps: Steps[_T]) -> _T | Answer:
-        """Return the response of a request that runs in steps, or the Answer that will
-        hold it.
-        """
+        """Return the response of a request that runs in steps, or its Answer."""
         if self._failures:
             steps = self._with_failures(steps, self._failures)
         return self.pieces.run(steps)
@@ -377,7 +376,7 @@ class State:
                 try:
                     return self.when_open(those, lambda: self.in_pieces(until_over()))
                 except BaseException:
-                    # otherwise, later requests in the queues would never start
+                    # Otherwise, later requests in the queues would never start.
                     self._leave(own)
                     raise
 
@@ -429,20 +428,18 @@ class State:
         return answer
 
     def take_producer_id(self, done: Callable[[Any], None]) -> None:
-        """Call done() with a producer id that was never allocated before, or with the
-        error.
+        """Call done() with a new producer id, or with the error.
 
         Allocations run one at a time, because the first one may read all logs.
         """
         self.in_turn(_PRODUCER_IDS, self.logdir.next_producer_id, done)
 
     def in_turn(self, key: Hashable, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        """Submit work so that the work of one key runs one item at a time, in the order
-        of the calls.
+        """Submit work that must run after the earlier work of the same key.
 
-        Work that arrives while other work of the key runs is executed as one batch. A
-        thread for each append of a client that pipelines appends would cost more than
-        the appends.
+        The work of one key runs one item at a time. Work that arrives while other work
+        of the key runs is executed as one batch. A thread for each append of a client
+        that pipelines appends would cost more than the appends.
         """
         turns = self._turns.get(key)
         if turns is not None:
@@ -457,7 +454,7 @@ class State:
         self.submit(lambda: [_outcome(work) for work, _ in taken], partial(self._end_turns, key, taken))
 
     def _end_turns(self, key: Hashable, taken: list[_Turn], outcomes: Any) -> None:
-        # no work was done because the host is stopping
+        # When the host is stopping, no work was done.
         if isinstance(outcomes, BaseException):
             outcomes = [outcomes] * len(taken)
         for (_, then), outcome in zip(taken, outcomes, strict=True):
@@ -517,7 +514,7 @@ class State:
         if version != self._names_version:
             names: dict[bytes, str] = {}
             for name in self.logdir.topics():
-                # deleted concurrently: topics_version changes too
+                # If the topic is deleted concurrently, topics_version changes too.
                 with contextlib.suppress(TopicNotFoundError):
                     names[self.topic_id(name)] = name
             names.pop(NO_ID, None)
@@ -537,10 +534,10 @@ class State:
             self.syncs.when_durable(log, end, lambda _: self.fetches.wake([key], now_ms))
 
     def follow(self, now_ms: int) -> None:
-        """Refresh the partitions that fetches wait for, if other processes appended to
-        them.
+        """Refresh the partitions that fetches wait for.
 
-        A timer repeats this while any fetch waits.
+        This makes appends of other processes visible. A timer repeats this while any
+        fetch waits.
         """
         if not self.is_shared or self._follows:
             return
@@ -564,8 +561,7 @@ class State:
         self.fetches.wake([key], now_ms)
 
     def wake_readers(self, now_ms: int) -> None:
-        """Wake the fetches of partitions whose high watermark has changed since the
-        last call.
+        """Wake the fetches of partitions with a changed high watermark.
 
         These are appends that did not come from clients of this broker.
         """

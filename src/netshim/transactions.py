@@ -1,5 +1,6 @@
-"""Runs the broker's transaction coordinator: executes the effects of
-logcore.coordination.transactions.
+"""Runs the broker's transaction coordinator.
+
+It executes the effects of logcore.coordination.transactions.
 
 Rules:
 - A record is appended to `__transaction_state`. It is durable before the coordinator is
@@ -92,13 +93,13 @@ class TransactionHost:
         self._coordinator = self._new()
         state.remembered.holders.append(self.held_bytes)
         self._timers: dict[str, int] = {}  # tokens of timers by transactional id
-        # effects to execute, in order
+        # Effects to execute, in order.
         self._effects: deque[tuple[Transactions, Effect]] = deque()
         self._is_acting = False
         self._is_loaded = False
         self._loading: list[Callable[[bool], None]] | None = None
         self._has_begun = False
-        # a power loss may have left transactions open
+        # A power loss may have left transactions open.
         self._expects_orphans = not state.logdir.was_clean
 
     def _new(self) -> Transactions:
@@ -112,8 +113,9 @@ class TransactionHost:
     # -- effects
 
     def _act(self, effects: Iterable[Effect]) -> None:
-        """Execute effects after the earlier ones. Nested calls only queue their
-        effects.
+        """Execute effects after the earlier ones.
+
+        Nested calls only queue their effects.
         """
         self._effects.extend((self._coordinator, effect) for effect in effects)
         if self._is_acting:
@@ -163,7 +165,8 @@ class TransactionHost:
         now_ms = self._state.now_ms
 
         def write(log: Log) -> Receipt:
-            # an earlier record failed, and another coordinator reads the stored records
+            # After a failed record, the coordinator is over and another one reads the
+            # records.
             if coordinator.is_over:
                 raise LogcoreError("the coordinator of this record is over")
             return log.append(value, key=key, timestamp_ms=now_ms, durability="os")
@@ -240,8 +243,8 @@ class TransactionHost:
         """
         logs = list(self._topic.logs())
         for log in logs:
-            # the next records will depend on records that were not synced before a
-            # failure
+            # The next records will depend on records that were not synced before a
+            # failure.
             sync_present(log)
         effects = coordinator.load(stored_transactions(logs), now_ms)
         if self._expects_orphans:
@@ -287,8 +290,7 @@ class TransactionHost:
             done(TransactionError.COORDINATOR_NOT_AVAILABLE)
 
     def verified(self, who: tuple[str, int, int], partition: Partition, write: Callable[[], T]) -> T | TransactionError:
-        """Call write() and return its result if a producer may write to a partition
-        now.
+        """Call write() and return its result if a producer may write now.
 
         Otherwise, return the error. The producer is identified
         by a transactional id, a producer id and its epoch.
@@ -299,10 +301,10 @@ class TransactionHost:
         return write() if error is None else error
 
     def look(self, names: Collection[str] | None, done: Callable[[Any], None]) -> None:
-        """Call done() with a dict from transactional id to its last durable record, or
-        with an error.
+        """Find the last durable records of transactional ids.
 
-        `names` selects the ids. None selects all.
+        Call done() with a dict by transactional id, or with an error. `names` selects
+        the ids. None selects all.
         """
         if names is None:
             done(self._coordinator.all())
@@ -321,10 +323,10 @@ class TransactionHost:
         now_ms: int,
         told: Callable[[Partition, Exception | None], None],
     ) -> None:
-        """Write markers for an admin tool, whatever the coordinator's state of the
-        producer is.
+        """Write markers for an admin tool.
 
-        `told` is called with the result for each partition.
+        The coordinator's state of the producer is ignored. `told` is called with the
+        result for each partition.
         """
         self._state.hear(now_ms)
         Markers(
@@ -442,9 +444,7 @@ class Markers:
         )
 
     def _home_epoch(self) -> int:
-        """Return the leader epoch of the log that stores the transaction, or 0 without
-        one.
-        """
+        """Return the leader epoch of the log of the transaction, or 0."""
         name = self._effect.transaction.transactional_id
         logdir = self._state.logdir
         if not name or TRANSACTIONS_TOPIC not in logdir:
@@ -476,9 +476,7 @@ class Markers:
             self._done(self._coordinator, frozenset(self._left))
 
     def _is_refused(self, error: Exception) -> bool:
-        """Return whether the log refuses the marker permanently, so that it is not
-        retried.
-        """
+        """Return whether the marker is refused permanently and not retried."""
         if isinstance(error, InvalidRecordError | CoordinatorFencedError):
             # A client's request may contain invalid producer numbers or an old
             # coordinator epoch. The broker's own coordinator is always the current one.

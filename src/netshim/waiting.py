@@ -45,8 +45,9 @@ Later = Callable[[Callable[[], None]], object]
 
 
 class CloseConnection(Exception):
-    """Raised to close the connection: its bytes are not our protocol, or no response
-    would be right.
+    """Raised to close the connection.
+
+    Its bytes are not our protocol, or no response would be right.
     """
 
 
@@ -170,8 +171,9 @@ class Pace:
         self._left = PIECE
 
     def is_over(self) -> bool:
-        """Return whether the chunk is complete. Call this once for each partition,
-        topic or name.
+        """Return whether the chunk is complete.
+
+        Call this once for each partition, topic or name.
         """
         self._left -= 1
         if self._left > 0:
@@ -191,8 +193,9 @@ def whole(steps: Steps[_T]) -> _T:
 
 
 class Pieces:
-    """Runs requests in chunks: each iteration of the event loop runs one chunk of one
-    request.
+    """Runs requests in chunks.
+
+    Each iteration of the event loop runs one chunk of one request.
     """
 
     def __init__(self, later: Later) -> None:
@@ -261,8 +264,9 @@ class Timers:
         self._tokens = itertools.count(1)
 
     def at(self, deadline_ms: int, action: Callable[[int], None]) -> int:
-        """Schedule action(now_ms) for the deadline or later, and return the token of
-        the timer.
+        """Schedule action(now_ms) for a deadline, and return the timer's token.
+
+        The action runs at the deadline or later.
         """
         token = next(self._tokens)
         self._actions[token] = action
@@ -336,8 +340,9 @@ class Syncs:
         return log in self._running or log in self._waiting
 
     def when_durable(self, log: Log, end: int, done: Callable[[LogcoreError | None], None]) -> None:
-        """Call done(None) once all records below `end` are durable, or done(error) if
-        the sync failed.
+        """Call done(None) once all records below `end` are durable.
+
+        If the sync failed, call done(error).
         """
         if log.durable_end_offset >= end:
             done(None)
@@ -346,11 +351,11 @@ class Syncs:
         self._start(log)
 
     def when_safe(self, log: Log, end: int, done: Callable[[LogcoreError | None], None]) -> None:
-        """Call done(None) once the records below `end` are as durable as the policy
-        requires.
+        """Call done(None) once the records below `end` are safe.
 
-        If the policy waits for the disk, this is when_durable(). Otherwise, done(None)
-        is called immediately.
+        The durability policy defines whether that requires a sync. If the policy waits
+        for the disk, this is when_durable(). Otherwise, done(None) is called
+        immediately.
         """
         if self._policy_waits:
             self.when_durable(log, end, done)

@@ -1,5 +1,6 @@
-"""Tasks that wait for new records: tasks that follow the same logs share a listener or
-an inotify handle.
+"""Lets tasks wait for new records of logs.
+
+Tasks that follow the same logs share one listener or inotify handle.
 
 Rules:
 - A log that only this process writes notifies its listeners. Other logs are watched:
@@ -186,7 +187,7 @@ class Following:
             self._refresh()
 
     def _refresh(self) -> None:
-        # first: an event during the refresh requires another one
+        # This is set first, because an event during the refresh requires another one.
         self._has_looked = True
         try:
             for log in self._watched:
@@ -269,8 +270,9 @@ class Lists(Generic[_T]):
 
 
 class Pieces(Lists[_T]):
-    """Lists that exist already, or that a function finds in the worker thread at the
-    first use.
+    """Lists that exist already, or that a function finds at the first use.
+
+    The function runs in the worker thread.
     """
 
     def __init__(

@@ -1,5 +1,6 @@
-"""Binds a logcore.aio object to its event loop and to one worker thread that performs
-blocking calls.
+"""Binds a logcore.aio object to its event loop and to one worker thread.
+
+The worker thread performs the blocking calls.
 
 Rules:
 - The worker thread runs calls one at a time, in the order in which they were made.
@@ -80,8 +81,7 @@ class Home:
 
     @property
     def is_asking(self) -> bool:
-        """Whether the worker thread waits for the current task, or for a task that
-        started it.
+        """Whether the worker thread waits for the current task or its parent task.
 
         See ask().
         """
@@ -156,8 +156,9 @@ class Home:
         self.tell(functools.partial(_settle, future, result, error))
 
     def tell(self, function: Callable[[], object]) -> bool:
-        """Call a function in the loop, from any thread. Return False if the loop is
-        closed.
+        """Call a function in the loop. Return False if the loop is closed.
+
+        Any thread may call this.
         """
         try:
             self.loop.call_soon_threadsafe(function)
@@ -165,8 +166,7 @@ class Home:
             return False
         return True
 
-    # -- from the thread to the loop
-    # --------------------------------------------------------------------------------
+    # -- from the thread to the loop ---------------------------------------------------
 
     def ask(self, function: Callable[[], Awaitable[object] | object]) -> Any:
         """Call a function in the loop from the worker thread, and return its result.

@@ -1,5 +1,4 @@
-"""The partitions of a consumer: assigned manually, or its share of the topics that it
-subscribes to.
+"""Partitions of a consumer: assigned manually, or its share in a group.
 
     subscribe() --> member of the group --> share --> owned --> read
 
@@ -92,7 +91,7 @@ class Assignment:
         #: True if all of the share is read. Otherwise, each poll tries to claim
         #: partitions that another member still owns.
         self._is_share_taken = True
-        # assigned partitions that the listener was not called for yet
+        # Assigned partitions that the listener was not called for yet.
         self._untold: frozenset[TopicPartition] = frozenset()
         #: Topic -> number of partitions when it was first subscribed to.
         self._first_seen: dict[str, int] = {}
@@ -100,12 +99,11 @@ class Assignment:
         self._registration: Registration | None = None
         #: Number of the stream of the registration that this consumer is.
         self._number = 0
-        # it writes its own subscription to the registry, not that of a connector
+        # It writes its own subscription to the registry, not that of a connector.
         self._announces = False
         self._ownership: Ownership | None = None
 
-    # -- subscription
-    # --------------------------------------------------------------------------------------------
+    # -- subscription ------------------------------------------------------------------
 
     @property
     def is_subscribed(self) -> bool:
@@ -113,9 +111,7 @@ class Assignment:
         return bool(self._topics) or self._pattern is not None
 
     def subscription(self) -> frozenset[str]:
-        """Return the subscribed topics. With a pattern, these are the topics that match
-        now.
-        """
+        """Return the subscribed topics, or those that match the pattern now."""
         if self._pattern is None:
             return self._topics
         left_out = INTERNAL_TOPICS if self._settings.exclude_internal_topics else frozenset()
@@ -180,7 +176,7 @@ class Assignment:
     def _read(self) -> frozenset[TopicPartition]:
         return frozenset(self._readings.by_partition)
 
-    # -- in the registry -----------------------------------------------------------------------------------------
+    # -- in the registry ---------------------------------------------------------------
 
     def register_with(
         self, of: Registration | None, number: int, subscription: Mapping[str, int], pattern: Pattern
@@ -227,8 +223,7 @@ class Assignment:
             paths += self._ownership.watched(self._share)
         return paths
 
-    # -- changes
-    # -------------------------------------------------------------------------------------------------
+    # -- changes -----------------------------------------------------------------------
 
     def look(self) -> None:
         """Process changes of topics, of the place in the group, and of failed logs.
@@ -265,9 +260,7 @@ class Assignment:
             self._take_share()
 
     def is_added(self, one: TopicPartition) -> bool:
-        """Return whether the partition did not exist when its topic was first
-        subscribed to.
-        """
+        """Return whether a partition is newer than the subscription to its topic."""
         return one.partition >= self._first_seen.get(one.topic, one.partition + 1)
 
     def _count(self, topic: str) -> int:
@@ -285,24 +278,24 @@ class Assignment:
                 self._ownership.forget()
             if mine:
                 self._tell(self._listener.on_partitions_lost, mine)
-                # refused now; after the member has joined again, these commits would be
-                # accepted
+                # The group refuses these commits now. After the member has joined
+                # again, it would accept them.
                 self._commits.settle()
         elif heard is REJOIN:
             if not member.is_cooperative:
                 self._give_up(mine)
             self._share = self._read()
-            # releases the partitions that were given up, before it joins
+            # This releases the partitions that were given up, before the member joins.
             self._take_owned()
             member.join(self._read())
         elif isinstance(heard, Share):
             self.rebalances += 1
             if mine - heard.partitions and member.is_cooperative:
-                # first: if a later step fails, it joins again with all the partitions
-                # that it still has
+                # This is first: if a later step fails, the member joins with its
+                # present partitions.
                 member.rejoin()
             self._share = heard.partitions
-            # if the listener raises, the next poll continues
+            # If the listener raises, the next poll continues.
             self._is_share_taken = False
             member.take_share()
             self._take_share()
@@ -313,8 +306,7 @@ class Assignment:
         self._take_owned()
 
     def _take_owned(self) -> None:
-        """Read the partitions of the share that no other member owns, and release the
-        others.
+        """Read the owned partitions of the share, and release all others.
 
         An exception of the listener is raised once. After an interrupt, the next poll
         calls the listener again.
@@ -326,7 +318,7 @@ class Assignment:
         self._untold = (self._untold & owned) | (owned - self._read())
         self._readings.choose(owned)
         if self._untold:
-            # if an interrupt stops the listener, the next poll calls it again
+            # If an interrupt stops the listener, the next poll calls it again.
             self._is_share_taken = False
             try:
                 self._tell(self._listener.on_partitions_assigned, self._untold)
@@ -337,18 +329,15 @@ class Assignment:
             self._untold = frozenset()
         self._is_share_taken = owned == self._share
 
-    # -- giving up partitions
-    # ------------------------------------------------------------------------------------
+    # -- giving up partitions ----------------------------------------------------------
 
     def _give_up(self, partitions: frozenset[TopicPartition]) -> None:
-        """Commit the finished offsets of partitions, call the listener, and stop
-        reading.
-        """
+        """Commit finished offsets of partitions, call the listener, and stop reading."""
         if partitions:
             self._commits.commit_finished()
         try:
             self._revoke(partitions)
-            # the commits of the listener belong to the generation that ends
+            # The commits of the listener belong to the generation that ends.
             self._commits.settle()
         finally:
             self._readings.choose(self._read() - partitions)
@@ -383,13 +372,14 @@ class Assignment:
             self._place.is_leaving = False
             self._readings.choose(frozenset())
             self._share = frozenset()
-            # after a fork, the place belongs to the parent process
+            # In a forked child, the place belongs to the parent process.
             if self._fs.forks == self._forks:
                 self._end_ownership(member)
 
     def end(self) -> None:
-        """Release the logs after the consumer was closed. They wake it no more, and an
-        iteration ends.
+        """Release the logs of a closed consumer.
+
+        They wake it no more, and an iteration ends.
         """
         self._readings.end()
 

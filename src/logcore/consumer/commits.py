@@ -115,7 +115,7 @@ class Commits:
         self._due_ms = 0  # time of the next auto-commit
         self.stored = 0  # number of commits, for the metrics
         self.refused = 0
-        # the oldest first; an event loop may append while its thread removes
+        # The oldest first; an event loop may append while its thread removes.
         self._waiting: deque[_Waiting] = deque()
 
     def _offsets(self) -> OffsetStores:
@@ -203,11 +203,10 @@ class Commits:
                 call(one.callback, failure, one.offsets)
 
     def commit_elsewhere(self, chosen: Mapping[TopicPartition, OffsetAndMetadata]) -> bool:
-        """Commit from another thread than the reading one, which keeps the place in the
-        group.
+        """Commit from another thread than the reading one.
 
-        Return False while a new generation begins that the reading thread has not
-        entered yet. Otherwise, this is commit().
+        The place in the group does not change. Return False while a new generation
+        begins that the reading thread has not entered yet. Otherwise, this is commit().
         """
         error = self._store(chosen)
         if error in (GroupError.REBALANCE_IN_PROGRESS, GroupError.ILLEGAL_GENERATION):
@@ -292,8 +291,9 @@ class Commits:
             self.tell_uncommitted(chosen, error)
 
     def tell_uncommitted(self, chosen: Mapping[TopicPartition, OffsetAndMetadata], reason: object) -> None:
-        """Log offsets that were processed but not committed. Their records are
-        processed again.
+        """Log offsets that were processed but not committed.
+
+        Their records are processed again.
         """
         group_id = self._settings.group_id
         for one, each in chosen.items():

@@ -1,16 +1,21 @@
-"""A consumer: reads the partitions of topics, alone or as a member of a group, and remembers its positions.
+"""A consumer reads partitions, alone or in a group, and keeps its positions.
 
 Rules (clients reference 5):
-- Each partition has two offsets: position follows the last record that was returned, finished follows the last record
-  that was processed. The records of one poll() are finished at the next poll(); a record of the iteration is finished
-  when the loop asks for the next. A with block that ends without an exception finishes all records.
-- commit() stores positions, because its caller says that all is processed. Auto-commit stores finished offsets only.
-- A commit is on disk when commit() returns. If the consumer lost its partitions, the commit is refused and has no
-  effect.
-- A consumer starts no thread. To stay in its group, it calls poll() at least every max_poll_interval_ms.
+- Each partition has two offsets: `position` follows the last record that was returned,
+  and `finished` follows the last record that was processed. The records of one poll()
+  are finished at the next poll(). A record of the iteration is finished when the loop
+  requests the next one. A `with` block that ends without an exception finishes all
+  records.
+- commit() stores positions, because its caller confirms that all records are processed.
+  Auto-commit stores finished offsets only.
+- A commit is durable when commit() returns. If the consumer lost its partitions, the
+  commit is refused and has no effect.
+- A consumer starts no thread. To remain in its group, it calls poll() at least every
+  max_poll_interval_ms.
 
-Not here: which partitions are read (assignment.py), which records come next (fetcher.py), how a group divides
-partitions (member.py, assignors.py), and where offsets are stored (groups.py).
+This module does not choose the partitions (assignment.py) or the next records
+(fetcher.py), does not divide partitions in a group (member.py, assignors.py), and does
+not store offsets (groups.py).
 """
 
 from __future__ import annotations
@@ -69,16 +74,21 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 #: Partition -> the next offset to process.
 Offsets = Mapping[tuple[str, int], int | OffsetAndMetadata]
-#: The longest wait between two looks, in case no event wakes the consumer.
+#: Maximum time between two checks for changes, in case no event wakes the consumer.
 _LOOK_SECONDS: Final = 1.0
-#: The same in a shared directory, because no event announces the death of another process.
+#: The same interval in a shared directory, because no event reports the death of
+#: another process.
 _LOOK_SHARED_SECONDS: Final = 0.05
 _ELSEWHERE_LOOKS: Final = 100  # attempts of commit_elsewhere() while a generation begins
 _ELSEWHERE_SECONDS: Final = 0.1
 
 
 class Consumer:
-    """Made by LogDir.consumer(). A with block closes it. One thread at a time may use it; any may call wakeup()."""
+    """A consumer of one or more partitions. LogDir.consumer() creates it.
+
+    A `with` block closes it. Only one thread at a time may use it; any thread may call
+    wakeup().
+    """
 
     def __init__(
         self,
@@ -88,7 +98,10 @@ class Consumer:
         settings: ConsumerSettings,
         registry: Registry | None = None,
     ) -> None:
-        """Not for users. registry: where offsets are committed in addition to the log, or instead of it."""
+        """Initialize a consumer. Users call LogDir.consumer() instead.
+
+        `registry` stores committed offsets in addition to the log, or instead of it.
+        """
         self._fs = fs
         self._directory = directory
         self._is_read_only = directory.is_read_only
@@ -96,14 +109,16 @@ class Consumer:
         self._groups = groups
         self._settings = settings
         self._place = Place(str(settings.group_id), settings.group_instance_id)
-        # Weak, because logs and groups hold this callback longer than the user holds the consumer.
+        # Weak, because logs and groups hold this callback longer than the user holds
+        # the consumer.
         myself = weakref.WeakMethod(self._wake)
         self._listening = functools.partial(_call, myself)
         readings = Readings(directory, self._listening, is_read_only=self._is_read_only)
         self._readings: Mapping[TopicPartition, Reading] = readings.by_partition
         self._is_closed = False
         self._looks = 0
-        self._using = threading.RLock()  # a listener seeks and commits in the middle of poll()
+        # Reentrant, because a listener may seek and commit during poll().
+        self._using = threading.RLock()
         self._moved = threading.Condition()
         self._has_moved = False
         self._is_woken = False
@@ -119,7 +134,7 @@ class Consumer:
         self._commits = Commits(fs, settings, readings, self._place, stores)
         self._assignment = Assignment(fs, directory, settings, groups, readings, self._commits)
 
-    # -- opening and closing -------------------------------------------------------------------------------------
+    # -- opening and closing -----------------------------------------------------------
 
     def __enter__(self) -> Self:
         return self
@@ -132,7 +147,8 @@ class Consumer:
     def __del__(self) -> None:
         is_open = not getattr(self, "_is_closed", True)
         if is_open and self._groups is not None and self._readings and self._fs.forks == self._forks:
-            # No lock is taken here: the garbage collector runs in any thread, in the middle of anything.
+            # No lock is acquired here: the garbage collector runs in any thread, at any
+            # point.
             what = f"a consumer of group {self._settings.group_id!r} was not closed"
             warnings.warn(what, ResourceWarning, stacklevel=2, source=self)
 
@@ -141,21 +157,26 @@ class Consumer:
         return f"<Consumer of group {self._settings.group_id}, {state}>"
 
     def close(self, timeout: float | None = None) -> None:
-        """Finishes all returned records, commits them if auto-commit is on, and leaves the group.
+        """Finish all returned records and leave the group.
 
-        timeout: see commit().
+        If auto-commit is on, the records are committed. `timeout` has the meaning of
+        commit().
         """
         self._close(is_done=True, timeout=timeout)
 
     def leave_unfinished(self) -> None:
-        """Like close(), but the records returned last are not finished: their receiver may still process them."""
+        """Close the consumer without finishing the records returned last.
+
+        Their receiver may still process them. Otherwise, this is close().
+        """
         self._close(is_done=False)
 
     def _close(self, *, is_done: bool, timeout: float | None = None) -> None:
         with self._alone(is_whole=True):
             if self._is_closed:
                 return
-            if self._fs.forks != self._forks:  # in a forked child: the parent is the member, and commits
+            # In a forked child: the parent is the member and commits.
+            if self._fs.forks != self._forks:
                 self._is_closed = True
                 return
             if is_done:
@@ -165,7 +186,7 @@ class Consumer:
             except Exception:
                 self._end()
                 raise
-            self._end()  # not after an interrupt: another close() goes on
+            self._end()  # not after an interrupt, so that another close() continues
 
     def _end(self) -> None:
         self._assignment.end()
@@ -175,7 +196,10 @@ class Consumer:
 
     @contextlib.contextmanager
     def _alone(self, *, is_whole: bool = False) -> Generator[None, None, None]:
-        """Keeps other threads out while a method runs. is_whole: a listener may not call it during another method."""
+        """Exclude other threads while a method runs.
+
+        With `is_whole`, a listener must not call the method during another one.
+        """
         if not self._using.acquire(blocking=False):
             raise ConsumerBusyError("a consumer is used by one thread at a time, and another uses this one")
         try:
@@ -188,10 +212,11 @@ class Consumer:
     def _check_open(self) -> None:
         if self._is_closed:
             raise ConsumerStateError("the consumer is closed")
-        if self._fs.forks != self._forks:  # threads of the parent may hold locks of the groups, for ever
+        # Threads of the parent may hold locks of the groups forever.
+        if self._fs.forks != self._forks:
             raise ForkedWriterError("the consumer was opened by a parent process; make another in the child")
 
-    # -- what is read --------------------------------------------------------------------------------------------
+    # -- subscription ------------------------------------------------------------------
 
     def subscribe(
         self,
@@ -200,11 +225,13 @@ class Consumer:
         pattern: str | re.Pattern[str] | None = None,
         listener: RebalanceListener | None = None,
     ) -> None:
-        """Reads these topics, divided among the members of the group; without a group, all their partitions.
+        """Subscribe to topics.
 
-        pattern: subscribes to all topics whose whole name matches, as in Kafka's Java client, without Kafka's internal
-        topics unless exclude_internal_topics=False. The call replaces the previous subscription. Topics that do not
-        exist yet are read once they are created.
+        Their partitions are divided among the members of the group. Without a group,
+        the consumer reads all partitions. With `pattern`, it subscribes to all topics
+        whose whole name matches, as in Kafka's Java client. Kafka's internal topics are
+        excluded, unless exclude_internal_topics=False. The call replaces the previous
+        subscription. Topics that do not exist yet are read once they are created.
         """
         if isinstance(topics, str):
             raise InvalidConfigError("topics is a list of names", expected=f"[{topics!r}]", found=repr(topics))
@@ -219,34 +246,42 @@ class Consumer:
     def register_with(
         self, of: Registration | None, number: int, subscription: Mapping[str, int], pattern: Pattern
     ) -> Registration | None:
-        """For the streams of a connector, before they subscribe: all of them are one consumer in the registry. Give the
-        first stream's registration to the others. Returns the registration; None without a registry.
+        """Register a stream of a connector before it subscribes.
+
+        All streams of a connector are one consumer in the registry. The caller passes
+        the first stream's registration to the others. Return the registration, or None
+        without a registry.
         """
         return self._assignment.register_with(of, number, subscription, pattern)
 
     def unsubscribe(self) -> None:
-        """Gives up all partitions and leaves the group."""
+        """Give up all partitions and leave the group."""
         with self._alone(is_whole=True):
             self._check_open()
             self._assignment.unsubscribe()
 
     def assign(self, partitions: Iterable[tuple[str, int]]) -> None:
-        """Reads these partitions, independent of any group. Raises TopicNotFoundError."""
+        """Read these partitions, independently of any group.
+
+        Raises:
+            TopicNotFoundError: a partition does not exist.
+            ConsumerStateError: the consumer has subscribed to topics.
+        """
         wanted = frozenset(TopicPartition(*one) for one in partitions)
         with self._alone(is_whole=True):
             self._check_open()
             self._assignment.assign(wanted)
 
     def subscription(self) -> frozenset[str]:
-        """The subscribed topics; with a pattern, the topics that match now."""
+        """Return the subscribed topics, or those that match the pattern now."""
         return self._assignment.subscription()
 
     def assignment(self) -> frozenset[TopicPartition]:
-        """The partitions that this consumer reads now."""
+        """Return the partitions that this consumer reads now."""
         return frozenset(self._readings)
 
     def pause(self, *partitions: tuple[str, int]) -> None:
-        """Makes poll() skip these partitions until resume()."""
+        """Make poll() skip these partitions until resume()."""
         for one in partitions:
             reading = self._reading(one)
             reading.is_paused = True
@@ -257,7 +292,8 @@ class Consumer:
             self._reading(one).is_paused = False
 
     def paused(self) -> frozenset[TopicPartition]:
-        readings = list(self._readings.items())  # a copy: another thread may remove some meanwhile; see logcore.aio
+        # A copy, because another thread may remove some; see logcore.aio.
+        readings = list(self._readings.items())
         return frozenset(one for one, reading in readings if reading.is_paused)
 
     def _reading(self, partition: tuple[str, int]) -> Reading:
@@ -271,10 +307,14 @@ class Consumer:
             )
         return found
 
-    # -- positions -----------------------------------------------------------------------------------------------
+    # -- positions ---------------------------------------------------------------------
 
     def position(self, partition: tuple[str, int]) -> int:
-        """The offset of the next record that poll() returns. Raises NoOffsetError."""
+        """Return the offset of the next record that poll() returns.
+
+        Raises:
+            NoOffsetError: the position is not known yet.
+        """
         with self._alone():
             self._settle([TopicPartition(*partition)])
             return self._placed(self._reading(partition))
@@ -288,7 +328,7 @@ class Consumer:
         return reading.position
 
     def seek(self, partition: tuple[str, int], offset: int) -> None:
-        """Continues from an offset. The next poll() checks whether the log has it."""
+        """Continue from an offset. The next poll() checks whether the log contains it."""
         with self._alone():
             self._sought(partition, offset).place(offset)
 
@@ -298,7 +338,7 @@ class Consumer:
         return self._reading(partition)
 
     def seek_to_beginning(self, *partitions: tuple[str, int]) -> None:
-        """Without arguments, for all partitions that are read."""
+        """Move to the start of these partitions, or of all that the consumer reads."""
         with self._alone():
             for one in partitions or tuple(self._readings):
                 reading = self._reading(one)
@@ -311,7 +351,13 @@ class Consumer:
                 reading.place(self._fetcher.end(reading.log))
 
     def lag(self, partition: tuple[str, int] | None = None) -> int:
-        """The number of offsets between the position and the end, of one partition or of all. Raises NoOffsetError."""
+        """Return the number of offsets from the position to the end.
+
+        Without a partition, return the sum of all partitions.
+
+        Raises:
+            NoOffsetError: a position is not known yet.
+        """
         with self._alone():
             wanted = list(self._readings) if partition is None else [TopicPartition(*partition)]
             self._settle(wanted)
@@ -325,28 +371,35 @@ class Consumer:
         return {TopicPartition(*one): self._fetcher.start(self._log(TopicPartition(*one))) for one in partitions}
 
     def end_offsets(self, partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, int]:
-        """The offsets up to which this consumer may read, by its isolation level."""
+        """Return the offsets up to which this consumer may read at its isolation level."""
         return {TopicPartition(*one): self._fetcher.end(self._log(TopicPartition(*one))) for one in partitions}
 
     def offsets_for_times(self, times_ms: Mapping[tuple[str, int], int]) -> dict[TopicPartition, int | None]:
-        """The offset of the first record at or after the time; None if all records are older."""
+        """Return the offset of the first record at or after each time.
+
+        It is None if all records are older.
+        """
         return {
             TopicPartition(*one): self._log(TopicPartition(*one)).offset_for_timestamp(time_ms)
             for one, time_ms in times_ms.items()
         }
 
     def topics(self) -> list[str]:
-        """The topics of the directory."""
+        """Return the topics of the directory."""
         self._check_open()
         return self._directory.topics()
 
     def partitions_for(self, topic: str) -> tuple[int, ...]:
-        """Numbers of a topic's partitions. Raises TopicNotFoundError."""
+        """Return the numbers of a topic's partitions.
+
+        Raises:
+            TopicNotFoundError: the topic does not exist.
+        """
         self._check_open()
         return self._directory.partitions(topic)
 
     def metrics(self) -> ConsumerMetrics:
-        """Counters since the consumer was created."""
+        """Return the counters since the consumer was created."""
         return ConsumerMetrics(
             looks=self._looks,
             records=self._fetcher.records,
@@ -362,27 +415,38 @@ class Consumer:
         self._check_open()
         return self._directory.partition(*partition)
 
-    # -- commits -------------------------------------------------------------------------------------------------
+    # -- commits -----------------------------------------------------------------------
 
     def commit(self, offsets: Offsets | None = None, timeout: float | None = None) -> None:
-        """Commits the positions of all partitions, or the given offsets. When it returns, they are on disk, and so are
-        those of earlier commit_async() calls.
+        """Commit the positions of all partitions, or the given offsets.
 
-        timeout: seconds for which to retry while another process holds the group; waiting for the disk has no limit.
-        Raises CommitFailedError if the partitions were lost meanwhile, or their topics are not subscribed;
-        RebalanceInProgressError while the group divides them, ConsumerStateError without a group, FencedInstanceError,
-        RegistryLockedError.
+        When this method returns, the offsets are durable, and so are those of earlier
+        commit_async() calls. While another process holds the group, it retries for
+        `timeout` seconds. Waiting for the disk has no limit.
+
+        Raises:
+            CommitFailedError: the partitions were lost, or their topics are not
+                subscribed.
+            RebalanceInProgressError: the group is dividing its partitions.
+            ConsumerStateError: the consumer has no group.
+            FencedInstanceError: another consumer has the same group_instance_id.
+            RegistryLockedError: another process held the group until the timeout.
         """
         with self._alone():
             self._check_open()
             self._commits.commit(self._chosen(offsets), timeout)
 
     def commit_async(self, offsets: Offsets | None = None, callback: OnCommit | None = None) -> None:
-        """Like commit(), without waiting. The present positions, or the given offsets, are stored by the next poll(),
-        commit() or close(), or once a thousand commits wait. All waiting commits share one sync.
+        """Commit the current positions, or the given offsets, without waiting.
 
-        callback(error, offsets): called when they are stored, inside that call. error: None, or what commit() would
-        raise. Without a callback, a failure is logged. Raises ConsumerStateError and InvalidConfigError.
+        They are stored by the next poll(), commit() or close(), or once a thousand
+        commits are queued. All queued commits share one sync. callback(error, offsets)
+        is called inside the call that stores them. The error is None, or an error of
+        commit(). Without a callback, a failure is logged.
+
+        Raises:
+            ConsumerStateError: the consumer has no group.
+            InvalidConfigError: an offset is invalid.
         """
         with self._alone():
             self._check_open()
@@ -390,7 +454,11 @@ class Consumer:
                 self._commits.settle()
 
     def _chosen(self, offsets: Offsets | None) -> dict[TopicPartition, OffsetAndMetadata]:
-        """The offsets to commit. Raises CommitFailedError for topics that this consumer does not subscribe to."""
+        """Return the offsets to commit.
+
+        Raises:
+            CommitFailedError: this consumer does not subscribe to a topic.
+        """
         if offsets is None:
             return self._take_positions()
         chosen = {TopicPartition(*one): checked_offset(given) for one, given in offsets.items()}
@@ -405,12 +473,13 @@ class Consumer:
         return chosen
 
     def commit_elsewhere(self) -> None:
-        """Like commit(), from another thread: commits everything that the reading thread has been given so far."""
+        """Commit from another thread all records that the reading thread has received."""
         self._check_open()
         chosen = self._take_positions()
         before = {one: (reading, reading.stored) for one, reading in list(self._readings.items())}
         for _ in range(_ELSEWHERE_LOOKS):
-            # Skip partitions that were given up or committed since: a commit must not undo a later one, of any member.
+            # Skip partitions that were given up or committed since then. A commit must
+            # not overwrite a later one of any member.
             now = {one: (reading, reading.stored) for one, reading in list(self._readings.items())}
             kept = {one: each for one, each in chosen.items() if one in before and now.get(one) == before[one]}
             if self._commits.commit_elsewhere(kept):
@@ -420,8 +489,9 @@ class Consumer:
         raise RebalanceInProgressError("the group divides its partitions, and the stream's thread asks for no record")
 
     def _take_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What commit() stores by default."""
-        self._fetcher.finish()  # otherwise auto-commit would later commit a smaller offset
+        """Return the offsets that commit() stores by default."""
+        # Otherwise, auto-commit would later commit a smaller offset.
+        self._fetcher.finish()
         positions = {one: reading.position for one, reading in list(self._readings.items())}
         return {
             one: OffsetAndMetadata(offset)
@@ -430,7 +500,10 @@ class Consumer:
         }
 
     def committed(self, partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """The committed offsets of the group, whichever member committed them; None where there is none."""
+        """Return the committed offsets of the group, from all members.
+
+        The value is None for a partition without one.
+        """
         stored = self._commits.committed()
         found: dict[TopicPartition, OffsetAndMetadata | None] = {}
         for one in partitions:
@@ -441,9 +514,13 @@ class Consumer:
         return found
 
     def group_metadata(self) -> GroupMetadata:
-        """Which member of its group this consumer is now, for TransactionalProducer.send_offsets_to_transaction().
+        """Return the identity of this consumer in its group.
 
-        A consumer that does not subscribe is no member. Raises ConsumerStateError without a group.
+        It is an argument of TransactionalProducer.send_offsets_to_transaction(). A
+        consumer without a subscription is not a member.
+
+        Raises:
+            ConsumerStateError: the consumer has no group.
         """
         with self._alone():
             self._check_open()
@@ -453,15 +530,24 @@ class Consumer:
                 )
             return self._place.group_metadata()
 
-    # -- reading -------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------
 
     def poll(self, timeout_ms: int = 0, max_records: int | None = None) -> ConsumerRecords:
-        """The next records of the assigned partitions, at most max_records (max_poll_records). If there is none, waits
-        up to timeout_ms for the first.
+        """Return the next records of the assigned partitions, at most max_records.
 
-        The call finishes the records of the previous poll(), keeps the consumer in its group, and calls the listener.
-        Raises NoOffsetError, OffsetOutOfRangeError and LogTruncatedError under auto_offset_reset="none",
-        FencedInstanceError, WakeupError after wakeup(), and what reading and the listener raise.
+        The default is max_poll_records. If there are no records, wait up to timeout_ms
+        for the first. The call finishes the records of the previous poll(), keeps the
+        consumer in its group, and calls the listener. Exceptions of the listener are
+        raised here.
+
+        Raises:
+            NoOffsetError: auto_offset_reset="none", and no offset was committed.
+            OffsetOutOfRangeError: auto_offset_reset="none", and the log lacks the
+                position.
+            LogTruncatedError: auto_offset_reset="none", and the log was truncated.
+            FencedInstanceError: another consumer has the same group_instance_id.
+            WakeupError: wakeup() was called.
+            LogcoreError: a log could not be read.
         """
         most = self._checked_most(timeout_ms, max_records)
         with self._alone(is_whole=True):
@@ -485,17 +571,21 @@ class Consumer:
     def poll_columns(
         self, timeout_ms: int = 0, max_bytes: int = MAX_COLUMN_BYTES
     ) -> dict[TopicPartition, list[RecordColumns]]:
-        """Like poll(), but returns columns, for work on many records at once. Reads one partition after the other until
-        max_bytes of keys and values are found, and at least one piece of a scan.
+        """Return columns instead of records, to process many records at once.
 
-        Deserializers and interceptors are not called. Raises what poll() raises.
+        The partitions are read one after the other, until max_bytes of keys and values
+        are found. At least one chunk of a scan is returned. Deserializers and
+        interceptors are not called. Otherwise, this is poll(), with the same errors.
         """
         return self._poll_columns(timeout_ms, max_bytes, dict)
 
     def _poll_columns(
         self, timeout_ms: int, max_bytes: int, make: Callable[[dict[TopicPartition, list[RecordColumns]]], _T]
     ) -> _T:
-        """The columns as make() gives them. It is called with none first, before anything is read."""
+        """Return make(columns).
+
+        It is first called without columns, before any record is read.
+        """
         check_columns(timeout_ms, max_bytes)
         given = make({})
         with self._alone(is_whole=True):
@@ -510,18 +600,26 @@ class Consumer:
         return self._fetcher.hand_out(moves, given)
 
     def poll_arrow(self, timeout_ms: int = 0, max_bytes: int = MAX_COLUMN_BYTES) -> pyarrow.Table:
-        """Like poll_columns(), but returns one Arrow table. Its columns are topic and partition, dictionary-encoded,
-        offset, timestamp, key, value and headers.
+        """Return one Arrow table instead of records.
 
-        Raises what poll() raises, and MissingDependencyError without pyarrow, before anything is read.
+        Its columns are topic and partition, which are dictionary-encoded, offset,
+        timestamp, key, value and headers. Otherwise, this is poll_columns(), with the
+        errors of poll().
+
+        Raises:
+            MissingDependencyError: pyarrow is not installed. This is checked before any
+                record is read.
         """
         from logcore.consumer.tables import table_of
 
         return self._poll_columns(timeout_ms, max_bytes, table_of)
 
     def __iter__(self) -> Iterator[TopicRecord]:
-        """Yields records as they arrive, until another thread calls wakeup(), or for consumer_timeout_ms no record
-        arrives. A record is finished when the loop asks for the next.
+        """Yield records as they arrive.
+
+        The iteration ends when another thread calls wakeup(), or when no record arrives
+        for consumer_timeout_ms. A record is finished when the loop requests the next
+        one.
         """
         while True:
             with self._alone(is_whole=True):
@@ -537,15 +635,16 @@ class Consumer:
                 yield from self._fetcher.one_by_one(chosen)
 
     def _iteration_ends_ms(self) -> int | None:
-        """The time at which an iteration without a record ends; None for never."""
+        """Return when an iteration without a record ends, or None for never."""
         waits_ms = self._settings.consumer_timeout_ms
         if waits_ms is None:
             return None
         return self._fs.monotonic_ms() + waits_ms
 
     def wakeup(self) -> None:
-        """Makes the waiting poll(), or the next one, raise WakeupError once; an iteration ends instead. Any thread may
-        call it.
+        """Make the current poll(), or the next one, raise WakeupError once.
+
+        An iteration ends instead. Any thread may call this.
         """
         with self._moved:
             self._is_woken = True
@@ -557,8 +656,12 @@ class Consumer:
             self._moved.notify_all()
 
     def _prepare(self, deadline_ms: int | None) -> bool:
-        """Does the work before a read, and waits until there are records to read. False once the deadline has passed.
-        Raises WakeupError.
+        """Do the work before a read, and wait until there are records.
+
+        Return False once the deadline has passed.
+
+        Raises:
+            WakeupError: wakeup() was called.
         """
         while True:
             self.look_after()
@@ -573,8 +676,10 @@ class Consumer:
             self._wait(min(left, _LOOK_SECONDS))
 
     def look_after(self) -> None:
-        """Does the work before a read that may wait for the disk: the group, due commits, and positions of partitions
-        that have none.
+        """Do the work before a read that may block on the disk.
+
+        This checks the group, runs due commits, and sets positions of partitions that
+        have none.
         """
         self._check_open()
         if not self._assignment.is_subscribed and not self._readings:
@@ -589,12 +694,12 @@ class Consumer:
 
     @property
     def has_moved(self) -> bool:
-        """Whether any news arrived since the last look_after() began."""
+        """Whether any change was reported since the latest look_after() began."""
         with self._moved:
             return self._has_moved
 
     def has_records(self) -> bool:
-        """Whether there are records to read at the positions."""
+        """Return whether there are records at the positions."""
         return self._fetcher.has_records()
 
     def _take_wakeup(self) -> bool:
@@ -615,14 +720,17 @@ class Consumer:
             self._moved.wait_for(lambda: self._has_moved or self._is_woken, seconds)
 
     def watched_paths(self) -> list[str]:
-        """Directories in which other processes may cause news; empty if all news come from this process."""
+        """Return the directories to watch for changes by other processes.
+
+        The list is empty if only this process makes changes.
+        """
         if not self._is_read_only and not self._is_shared:
             return []
         paths = [reading.log.path for reading in self._readings.values()] or [self._directory.path]
         return paths + self._assignment.watched_paths()
 
     def look_again_seconds(self, seconds: float = _LOOK_SECONDS) -> float:
-        """How long to wait for news before look_after() has work to do anyway."""
+        """Return how long to wait for changes until look_after() must run anyway."""
         if self._is_shared:
             return min(seconds, _LOOK_SHARED_SECONDS)
         if self._groups is not None and not self._is_read_only:
@@ -631,10 +739,13 @@ class Consumer:
                 return min(seconds, max(0.001, (next_ms - self._groups.now_ms()) / 1000))
         return seconds
 
-    # -- where reading begins ------------------------------------------------------------------------------------
+    # -- initial positions -------------------------------------------------------------
 
     def _settle(self, wanted: Sequence[TopicPartition]) -> None:
-        """Gives a position to partitions without one: the committed offset, or the one by auto_offset_reset."""
+        """Set the positions of partitions without one.
+
+        The position is the committed offset, or depends on auto_offset_reset.
+        """
         unsettled = [one for one in wanted if one in self._readings and self._readings[one].position is None]
         if not unsettled:
             return
@@ -642,12 +753,14 @@ class Consumer:
         undecided: set[tuple[str, int]] = set()
         if self._groups is not None:
             group_id = str(self._settings.group_id)
-            # In this order: a transaction that ends between the two calls is open in the first or counts in the second.
+            # The order matters: a transaction that ends between the two calls is open
+            # in the first call or valid in the second.
             if self._settings.isolation_level == "read_committed":
                 undecided = self._groups.unstable(group_id)
             stored = self._commits.committed()
         for one in unsettled:
-            if one in undecided:  # if it commits, records up to its offset are processed
+            # If the transaction commits, records up to its offset are processed.
+            if one in undecided:
                 continue
             reading = self._readings[one]
             committed = stored.get(one)
@@ -656,7 +769,8 @@ class Consumer:
                 continue
             reading.place(committed.offset)
             reading.stored = committed.offset
-            # Another process may have appended and committed more than this process knows yet.
+            # Other processes may have appended and committed records that this process
+            # has not read yet.
             start = self._fetcher.start(reading.log)
             error = misplaced(reading.log, start, committed)
             if error is not None:

@@ -1,5 +1,4 @@
-"""Reads records of a consumer's partitions, one partition after the other, from its
-positions.
+"""Reads the records of a consumer's partitions, one partition after the other.
 
 Rules:
 - Partitions are read round-robin, starting after the one that was read last.
@@ -84,17 +83,14 @@ class Fetcher:
         self._turn = 0  # index of the next partition to read
         self.records = 0  # number of decoded records, for the metrics
 
-    # -- the readable part of a log
-    # --------------------------------------------------------------------------------------
+    # -- the readable part of a log ----------------------------------------------------
 
     def start(self, log: Log) -> int:
         self.follow(log)
         return log.log_start_offset
 
     def end(self, log: Log) -> int:
-        """Return the end of the records that this consumer may read at its isolation
-        level.
-        """
+        """Return the end of the readable records at the isolation level."""
         self.follow(log)
         if self._settings.isolation_level == "read_committed":
             return log.last_stable_offset
@@ -144,12 +140,11 @@ class Fetcher:
         group = self._settings.group_id
         tell("consumer", WARNING, "group %s continues %s at offset %d: %s", group, one, reading.position, error)
 
-    # -- reading records
-    # -------------------------------------------------------------------------------------------------
+    # -- reading records ---------------------------------------------------------------
 
     def finish(self) -> None:
         """Mark all returned records as processed."""
-        # an operation in another thread may remove some; see logcore.aio
+        # An operation in another thread may remove some; see logcore.aio.
         for reading in list(self._readings.values()):
             reading.finished = reading.position
 
@@ -221,9 +216,7 @@ class Fetcher:
             raise
 
     def opened(self) -> Reading | None:
-        """Find the next partition, round-robin, that has records, and open it for
-        reading.
-        """
+        """Find the next partition, round-robin, with records, and open it."""
         order = list(self._readings)
         for step in range(len(order)):
             at = (self._turn + step) % len(order)
@@ -244,15 +237,15 @@ class Fetcher:
         assert records is not None
         settings = self._settings
         is_plain = settings.key_deserializer is None and settings.value_deserializer is None
-        # with a deserializer, an error must be raised after the records before it
+        # With a deserializer, an error must be raised after the records before it.
         at_once = 1
         if is_plain:
             at_once = _READ_AHEAD
         look_ms = self._fs.monotonic_ms() + _LOOK_WHILE_ITERATING_MS
         until_look = 1
         while True:
-            reading.is_ahead = True
             # Step 1: decode the next records ahead of the caller.
+            reading.is_ahead = True
             try:
                 taken = records.take(at_once, settings.max_partition_fetch_bytes)
                 ahead = self._handed(taken.records)
@@ -324,8 +317,8 @@ class Fetcher:
             try:
                 records, size_bytes, end = self._take(one, reading, left, left_bytes)
             except Exception:
-                # the found records are returned now, and the next call raises the error
-                # again
+                # The found records are returned now, and the next call raises the error
+                # again.
                 if found:
                     break
                 raise
@@ -343,15 +336,16 @@ class Fetcher:
     def _take(
         self, one: TopicPartition, reading: Reading, most: int, most_bytes: int
     ) -> tuple[list[TopicRecord], int, int]:
-        """Return records of one partition, the bytes of their batches, and the new
-        position.
+        """Return records of one partition, their bytes, and the new position.
 
-        The position is 0 if it does not move.
+        The bytes are those of the batches that were started. The position is 0 if it
+        does not move.
         """
         if not self._open(one, reading):
             return [], 0, 0
         assert reading.records is not None
-        # until the records are returned, so that an interrupt skips none of them
+        # This is set until the records are returned, so that an interrupt skips none of
+        # them.
         reading.is_ahead = True
         try:
             taken = reading.records.take(most, min(most_bytes, self._settings.max_partition_fetch_bytes))
@@ -359,7 +353,7 @@ class Fetcher:
         except BaseException:
             reading.drop()
             raise
-        # the next call reaches the record that cannot be deserialized
+        # The next call reaches the record that cannot be deserialized.
         is_cut = len(found) < len(taken.records)
         if taken.is_last or taken.is_stopped or is_cut:
             reading.drop()
@@ -369,10 +363,9 @@ class Fetcher:
         return found, taken.size_bytes, end
 
     def _open(self, one: TopicPartition, reading: Reading) -> bool:
-        """Set reading.records to the records at the position, and return whether there
-        are any.
-        """
-        # an earlier call or iteration ended before it returned these records
+        """Load the records at the position, and return whether there are any."""
+        # If a call or iteration ended before it returned these records, read them
+        # again.
         if reading.is_ahead:
             reading.drop()
         if reading.records is not None:
@@ -437,8 +430,8 @@ class Fetcher:
                     # the offsets at its end that have no records.
                     return Columns(one, position, int(columns.offsets[-1]) + 1, found, size_bytes)
         except LogcoreError as error:
-            # returned first; the next call raises the error, or finds that the records
-            # are gone
+            # The found records are returned first. The next call raises the error, or
+            # reports deleted records.
             if found:
                 return Columns(one, position, int(found[-1].offsets[-1]) + 1, found, size_bytes)
             if not isinstance(error, OffsetOutOfRangeError):

@@ -179,7 +179,7 @@ class Groups:
         self._lock = threading.RLock()
         rules = Rules(min_session_timeout_ms=1, max_session_timeout_ms=_LONGEST_MS)
         self._coordinator = Coordinator(rules, self._new_id)
-        # the answer to the request to join that is being executed
+        # The answer to the request to join that is being executed.
         self._naming: Answer | None = None
         self._timers: Timers[tuple[Group, Timeout]] = Timers()
         self._effects: deque[Effect] = deque()
@@ -273,9 +273,7 @@ class Groups:
         return answer
 
     def heartbeat(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> GroupError | None:
-        """Renew a session. Return None if nothing has changed, or the error for the
-        member.
-        """
+        """Renew a session. Return None, or the error for the member."""
         found: list[GroupError | None] = []
 
         def beat(now_ms: int) -> list[Effect]:
@@ -313,8 +311,7 @@ class Groups:
     def commit(
         self, who: Committer, offsets: Mapping[OffsetKey, Committed], producer: tuple[int, int] | None = None
     ) -> GroupError | None:
-        """Commit offsets. Return None when they are durable, or the reason why they are
-        not.
+        """Commit offsets. Return None when they are durable, or the error.
 
         The check and the append are one operation, so that no rebalance happens between
         them. `producer` is the id and epoch of the producer whose open transaction the
@@ -386,9 +383,7 @@ class Groups:
         return self._answered(answer, lambda now_ms: self._coordinator.rewind(group_id, offsets, answer, now_ms))
 
     def delete(self, group_id: str) -> GroupError | None:
-        """Delete a group without members, with its offsets, or return the reason why
-        not.
-        """
+        """Delete a group without members, with its offsets, or return the error."""
         answer = Answer()
         return self._answered(answer, lambda _: self._coordinator.delete(group_id, answer))
 
@@ -454,7 +449,8 @@ class Groups:
         self._effects.extend(effects)
         is_news = False
         while self._effects:
-            # after an interrupt, the next operation executes it, possibly a second time
+            # After an interrupt, the next operation executes it, possibly a second
+            # time.
             effect = self._effects[0]
             match effect:
                 case Reply(Answer() as answer, result):
@@ -469,10 +465,10 @@ class Groups:
                     self._timers.cancel((group, timeout))
                 case _:
                     is_news = True
-            # otherwise, a signal handler ran in between
+            # If the effect is different, a signal handler ran in between.
             if self._effects and self._effects[0] is effect:
                 self._effects.popleft()
-        # otherwise, waiting members would wake one another endlessly by polling
+        # Without this condition, waiting members would wake one another endlessly.
         if is_news:
             for listener in self._listeners:
                 listener()
@@ -484,15 +480,13 @@ class Groups:
             try:
                 self._write(stores)
             except BaseException:
-                # after an interrupt, the next operation appends them, and a duplicate
-                # is harmless
+                # After an interrupt, the next operation appends them, and a duplicate
+                # is harmless.
                 self._unwritten.extendleft(reversed(stores))
                 raise
 
     def _write(self, stores: list[Store]) -> None:
-        """Append the records of a decision, with following ones that may share its
-        batch.
-        """
+        """Append a decision, with following ones that may share its batch."""
         try:
             place = self.home(stores[0].group.group_id)
             log = self._log(place)
@@ -506,8 +500,9 @@ class Groups:
             self._unsynced.add({log: receipt.last_offset + 1}, functools.partial(self._settled, stores, log))
 
     def _take_followers(self, stores: list[Store], place: tuple[str, int], config: LogConfig) -> None:
-        """Move the following decisions of the same partition and producer into the
-        batch.
+        """Add the following decisions that may share the batch.
+
+        They have the same partition and producer.
         """
         # If the partition accepts each decision alone, it must also accept several.
         # Half of its limits leaves room for the headers.
@@ -526,9 +521,7 @@ class Groups:
         self._flush()
 
     def _have_stored(self, stores: list[Store], failure: Exception | None) -> None:
-        """Pass the result of an append and its sync to the coordinator. The lock is
-        held.
-        """
+        """Pass the result of an append to the coordinator. The lock is held."""
         error = None
         if failure is not None:
             error = GroupError.COORDINATOR_NOT_AVAILABLE

@@ -1,5 +1,6 @@
-"""One consumer's place in its group: joins, assigns partitions as the leader, and
-detects rebalances.
+"""One consumer's place in its group.
+
+It joins, assigns partitions as the leader, and detects rebalances.
 
     step() --> None      no change: it waits for others, or the assignment is current
     LOST      the group has removed the member, and others may own its partitions
@@ -90,16 +91,16 @@ class GroupMember:
         self._partitions_of = partitions_of
         self._topics: tuple[str, ...] = ()
         self._protocol = ""
-        # the partition counts in this member's latest assignment as leader
+        # The partition counts in this member's latest assignment as leader.
         self._divided: dict[str, int] | None = None
-        # a request to join that is being sent to the group
+        # A request to join that is being sent to the group.
         self._asking: Answer | None = None
         self._joining: Answer | None = None
         self._syncing: Answer | None = None
         self._share: Share | None = None  # the result of step() until take_share()
         self._is_stable = False
         self._wants_to_join = False
-        # the group has removed the member, and it has not joined again
+        # The group has removed the member, and it has not joined again.
         self.is_removed = False
 
     @property

@@ -1,12 +1,11 @@
-"""Failure detector: measures how long each group member has been inactive, as observed
-by this process.
+"""Failure detector: measures how long each group member has been inactive.
 
-The node of a group contains the deadline of each member's next heartbeat. The deadline
-does not show whether the member could send one. If a machine or container is paused,
-every deadline passes at the same time, and the first process to resume would evict all
-other members. So a live member is removed only by a process that has observed the
-deadline for its whole duration. This applies to the end of the member's session, and to
-a rebalance that waits for it.
+Each process measures this by its own observations. The node of a group contains the
+deadline of each member's next heartbeat. The deadline does not show whether the member
+could send one. If a machine or container is paused, every deadline passes at the same
+time, and the first process to resume would evict all other members. So a live member is
+removed only by a process that has observed the deadline for its whole duration. This
+applies to the end of the member's session, and to a rebalance that waits for it.
 
 Rules (clients reference 6.4):
 - Time is counted from one observation of this process to the next, with its own

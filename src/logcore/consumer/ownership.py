@@ -1,5 +1,4 @@
-"""Nodes of shared group members in the registry: the ids of members, and the owners of
-partitions.
+"""Nodes of shared group members in the registry: member ids and owners.
 
     /consumers/g/ids/host-41-8f3a02c1
         {"version":1,"subscription":{"orders":3},"pattern":"static",...}
@@ -119,8 +118,7 @@ class Ownership:
         self._held.clear()
 
     def settle(self, wanted: frozenset[TopicPartition], member: GroupMetadata) -> frozenset[TopicPartition]:
-        """Release the other partitions, claim the wanted ones, and return those that
-        are owned.
+        """Claim the wanted partitions, release the others, and return the owned.
 
         The result may have fewer partitions than `wanted`. After an error, the next
         call continues at the same point.
@@ -147,9 +145,7 @@ class Ownership:
         return frozenset(self._held)
 
     def watched(self, wanted: frozenset[TopicPartition]) -> list[str]:
-        """Return the directories that change when another member releases a wanted
-        partition.
-        """
+        """Return the directories that change when a wanted partition is released."""
         registration = self._registration
         topics = sorted({one.topic for one in wanted - self._held})
         return [self._groups.watched_owners(registration.group_id, topic) for topic in topics]
@@ -181,7 +177,7 @@ class Ownership:
         if node is not None and self._counts(registry, group, node):
             return node.value == self._name
         if node is not None:
-            # its process may have died concurrently
+            # Its process may have died concurrently.
             with contextlib.suppress(NodeNotFoundError):
                 registry.delete(path)
         registry.create(path, self._name, ephemeral=True)

@@ -43,8 +43,9 @@ class Taken(NamedTuple):
 
 
 class Ahead:
-    """The records from a position on. They are decoded on demand, one run of batches at
-    a time.
+    """The records from a position on.
+
+    They are decoded on demand, one run of batches at a time.
     """
 
     def __init__(self, lists: Iterator[tuple[int, list[TopicRecord]]]) -> None:
@@ -97,7 +98,7 @@ class Reading:
     end: int = 0  # end offset of `records`
     #: The topic has replaced the one that was read before, and is read from its start.
     is_new: bool = False
-    # records were taken from `records` that no caller has received yet
+    # Records were taken from `records` that no caller has received yet.
     is_ahead: bool = False
 
     def drop(self) -> None:
@@ -152,7 +153,8 @@ class Readings:
             self.by_partition.pop(one).drop()
             self._forgets.pop(one, lambda: None)()
         for one in sorted(wanted - frozenset(self.by_partition)):
-            # first, so that a replacement of the topic from now on is detected
+            # The id is read first, so that a later replacement of the topic is
+            # detected.
             topic_id = self._directory.topic_id(one.topic)
             log = self._directory.partition(*one)
             self._listen(one, log)

@@ -1,25 +1,32 @@
-"""Groups whose members live in several processes that share a log directory.
+"""Groups whose members are in several processes that share a log directory.
 
-The state of a group is a node of the registry, `/consumers/<group>/group`. A step locks the group's domain, reads the
-node, lets logcore.coordination decide, appends the records, and writes the node. So all processes run one state
-machine together.
+The state of a group is a node of the registry, `/consumers/<group>/group`. A step locks
+the group's domain, reads the node, calls logcore.coordination, appends the records, and
+writes the node. So all processes execute one state machine together.
 
 Rules:
-- A record is on disk before the node that mentions it, and both are written in one step. So no rebalance comes between
-  the check of a commit and its append, and no commit of a removed member takes effect.
-- The node does not contain commits. So a commit is appended within its step but synced after it, while others take
-  their steps: threads and processes share a sync. A read of committed offsets, and each step that stores anything
-  else, first syncs all records before it. So no member continues from a commit that a power cut may undo.
-- A member whose process has died is removed by the next process that looks, without a time-out. The lock of its session
-  shows that a process is alive. A static member whose process died keeps its place for its session timeout.
-- A live member that does not poll is removed when its session, or the rebalance that waits for it, times out, by a
-  process that has watched it all that time (observing.py). Other deadlines use the monotonic clock of the machine.
-- An answer for a member of another process waits in the node until that process fetches it.
-- After a power cut no old member lives, so of a node of another boot only the generation counts. The same holds if the
-  log has a later generation, which a process wrote that had the directory for itself.
-- A commit in a transaction takes effect when the transaction commits, as everywhere (groupoffsets.py).
+- A record is durable before the node that refers to it, and both are written in one
+  step. So no rebalance happens between the check of a commit and its append, and no
+  commit of a removed member takes effect.
+- The node does not contain commits. So a commit is appended within its step but synced
+  after it, while other steps run: threads and processes share a sync. A read of
+  committed offsets, and each step that stores another record, first syncs all earlier
+  records. So no member continues from a commit that a power loss may undo.
+- A member whose process has died is removed by the next process that checks, without a
+  timeout. The lock of its session shows that a process is alive. A static member whose
+  process died keeps its place for its session timeout.
+- A live member that does not poll is removed when its session, or the rebalance that
+  waits for it, times out. This is done by a process that has observed the whole
+  duration (observing.py). Other deadlines use the monotonic clock of the machine.
+- An answer for a member of another process is stored in the node until that process
+  fetches it.
+- After a reboot no earlier member is alive, so only the generation of the earlier node
+  is used. The same applies if the log has a later generation, which a process with
+  exclusive access wrote.
+- A commit in a transaction takes effect when the transaction commits (groupoffsets.py).
 
-Not here: the transitions of a group (logcore.coordination), the work of a consumer (consumer.py).
+This module does not implement the transitions of a group (logcore.coordination does) or
+the work of a consumer (consumer.py).
 """
 
 from __future__ import annotations
@@ -75,7 +82,8 @@ from logcore.registry.views import agree_on_clock
 from logcore.settling import Settling, sync_present
 
 _LONGEST_MS: Final = 2**31 - 1
-#: How often to check whether the processes of other members live: a check opens a file for each.
+#: How often to check whether the processes of other members are alive. A check opens a
+#: file for each process.
 _ALIVE_MS: Final = 50
 #: A session is renewed when 1/_RENEW_PART of it has passed.
 _RENEW_PART: Final = 4
@@ -84,15 +92,14 @@ Step = Callable[[Coordinator, int], Iterable[Effect]]
 
 
 def _unheard(_: Effect) -> None:
-    """Ignores news."""
+    """Ignore an event."""
 
 
 class SharedGroups:
-    """The groups of one directory that several processes have open. It has the methods of Groups, in groups.py.
+    """The groups of one directory that several processes have open.
 
-    failure: why records could not be stored the last time; written under the lock. rules: limits for the requests of
-    this process. on_news: called with each event worth reporting, in the thread at work. Set rules and on_news before
-    the first request.
+    It has the methods of Groups, in groups.py. Set `rules` and `on_news` before the
+    first request.
     """
 
     def __init__(self, fs: FS, directory: Directory, registry: FileRegistry) -> None:
@@ -101,43 +108,57 @@ class SharedGroups:
         self._registry = registry
         self._session = registry.session.id
         self._lock = threading.RLock()
+        #: Limits for the requests of this process.
         self.rules = Rules(min_session_timeout_ms=1, max_session_timeout_ms=_LONGEST_MS)
+        #: Called with each event that is worth a log line, in the thread that executes
+        #: it.
         self.on_news: Callable[[Effect], None] = _unheard
         self._numbers = itertools.count()
-        self._answers: dict[str, dict[str, Answer]] = {}  # group -> waiter -> answer that has not come yet
-        self._nodes: dict[str, tuple[int, GroupNode]] = {}  # group -> version and content of the node at the last read
-        self._renewed: dict[tuple[str, str], int] = {}  # (group, member) -> when its session was renewed
+        # group -> waiter -> pending answer
+        self._answers: dict[str, dict[str, Answer]] = {}
+        # group -> version and content of its node at the last read
+        self._nodes: dict[str, tuple[int, GroupNode]] = {}
+        # (group, member) -> time of the last renewal of its session
+        self._renewed: dict[tuple[str, str], int] = {}
         self._mine: set[str] = set()  # groups with members of this process
         self._observed = Observations()
         self._looked_ms = 0
-        self._made: set[str] = set()  # groups whose nodes this process has created or found
+        # Groups whose nodes this process has created or found.
+        self._made: set[str] = set()
         self._offsets = _Offsets(directory)
         self._unsynced = Settling(self._lock)
         self._listeners: tuple[Callable[[], None], ...] = ()
         self._boot = registry.boot_id
         self._clock_ms = agree_on_clock(registry, self._boot, fs.now_ms() - fs.monotonic_ms())
+        #: The latest error of storing records. It is written under the lock.
         self.failure: Exception | None = None
 
     def close(self) -> None:
-        """Ends the session. Other processes remove the members that did not leave."""
+        """End the session. Other processes remove the members that did not leave."""
         self._registry.close()
 
     def now_ms(self) -> int:
-        """The time of the groups, the same in all processes; see agree_on_clock()."""
+        """Return the time of the groups, which is the same in all processes.
+
+        See agree_on_clock().
+        """
         return self._clock_ms + self._fs.monotonic_ms()
 
     def watched(self, group_id: str) -> str:
-        """The directory to watch: something in it changes when the group does."""
+        """Return the directory to watch for changes of a group."""
         return self._registry.directory_of(_path(group_id))
 
     def watched_owners(self, group_id: str, topic: str) -> str:
-        """The directory to watch: something in it changes when a partition of the topic gets another owner."""
+        """Return the directory to watch for changes of partition owners."""
         return self._registry.directory_of(owner(group_id, topic, 0))
 
     # -- listeners
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Calls listener whenever a group may have changed, in the thread that finds out."""
+        """Call `listener` whenever a group may have changed.
+
+        It runs in the thread that detects the change.
+        """
         with self._lock:
             self._listeners = (*self._listeners, listener)
 
@@ -148,8 +169,11 @@ class SharedGroups:
     # -- requests
 
     def join(self, request: Join) -> Answer:
-        """The answer comes when all members have joined: Joined or JoinRefused. That of a KeptJoin stays known when the
-        call is interrupted or fails, so that withdraw() finds it.
+        """Add a member to a group.
+
+        The answer is available when all members have joined: Joined or JoinRefused. The
+        answer of a KeptJoin remains registered when the call is interrupted or fails,
+        so that withdraw() finds it.
         """
         return self.ask(
             request.group_id,
@@ -159,7 +183,10 @@ class SharedGroups:
         )
 
     def sync(self, request: Sync) -> Answer:
-        """The answer comes when the leader has assigned: Synced or a GroupError."""
+        """Send an assignment, or wait for it.
+
+        The answer is available when the leader has assigned: Synced or a GroupError.
+        """
         return self.ask(request.group_id, lambda coordinator, waiter, now_ms: coordinator.sync(request, waiter, now_ms))
 
     def ask(
@@ -170,7 +197,11 @@ class SharedGroups:
         *,
         is_kept: bool = False,
     ) -> Answer:
-        """A request that gets a reply: ask(coordinator, waiter, now_ms) in one step of a group. answer: see join()."""
+        """Execute a request that gets a reply, in one step of a group.
+
+        The step calls ask(coordinator, waiter, now_ms). With `is_kept`, `answer`
+        remains registered after an error, see join().
+        """
         answer = answer or Answer()
         waiter = f"{self._session}:{next(self._numbers)}"
         with self._lock:
@@ -184,8 +215,9 @@ class SharedGroups:
         return answer
 
     def heartbeat(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> GroupError | None:
-        """Renews a session, once a quarter of it has passed. Returns the error for the member; None if nothing has
-        changed.
+        """Renew a session if a quarter of it has passed.
+
+        Return None if nothing has changed, or the error for the member.
         """
         with self._lock:
             node = self._peek(group_id)
@@ -216,11 +248,14 @@ class SharedGroups:
         )
 
     def absent(self, group_id: str, member_id: str) -> None:
-        """Notes that a static member is closed and may come back."""
+        """Record that a static member is closed. It may return."""
         self.step(group_id, lambda coordinator, now_ms: coordinator.absent(group_id, [member_id], now_ms))
 
     def withdraw(self, group_id: str, joining: Answer) -> None:
-        """Removes the member whose request to join waits for this answer. Does nothing once it is answered."""
+        """Remove the member whose request to join waits for this answer.
+
+        This has no effect once the request is answered.
+        """
         with self._lock:
             waiting = self._answers.get(group_id, {})
             waiter = next((waiter for waiter, answer in waiting.items() if answer is joining), None)
@@ -231,7 +266,7 @@ class SharedGroups:
     def commit(
         self, who: Committer, offsets: Mapping[OffsetKey, Committed], producer: tuple[int, int] | None = None
     ) -> GroupError | None:
-        """Waits until the offsets are on disk, and returns None; or returns why they are not stored."""
+        """Commit offsets. Return None when they are durable, or the error."""
         commit = _Commit(f"{self._session}:{next(self._numbers)}")
 
         def ask(coordinator: Coordinator, now_ms: int) -> list[Effect]:
@@ -246,14 +281,19 @@ class SharedGroups:
         return commit.error
 
     def _end_commit(self, group_id: str, commit: _Commit, failures: Mapping[Log, LogcoreError]) -> None:
-        """Called under the lock once the syncs have ended. failures: logs whose records may not be on disk."""
+        """Set the error of a commit after its syncs. The lock is held.
+
+        `failures` contains the logs whose records may not be durable.
+        """
         for failure in failures.values():
             commit.error = self._fail(group_id, failure)
 
     @contextlib.contextmanager
     def committing(self, who: Committer) -> Generator[GroupError | None]:
-        """For offsets that are stored elsewhere. Yields why this member may not commit now, or None. Inside the `with`,
-        the group does not change.
+        """Check a commit of offsets that are stored elsewhere.
+
+        Yield the reason why this member may not commit now, or None. The group does not
+        change inside the `with` block.
         """
         found: list[GroupError | None] = []
 
@@ -269,20 +309,24 @@ class SharedGroups:
                 yield found[-1]
 
     def transaction_ended(self, producer_id: int, *, commit: bool) -> None:
-        """Does nothing: the marker in the log is enough."""
+        """Do nothing: the marker in the log is sufficient."""
 
     def home(self, group_id: str) -> tuple[str, int]:
-        """The partition of a group's offsets, created if it does not exist. Raises what creating it raises."""
+        """Return the partition of a group's offsets, and create the topic if necessary.
+
+        Raises:
+            LogcoreError: the topic could not be created.
+        """
         return home_of(self._directory, group_id)
 
     def unstable(self, group_id: str) -> set[OffsetKey]:
-        """The partitions for which an open transaction would commit something."""
+        """Return the partitions with offsets in open transactions."""
         with self._lock, self._registry.holding(_path(group_id)):
             self._offsets.look(group_id)
             return {key for keys in self._offsets.unstable(group_id).values() for key in keys}
 
     def committed(self, group_id: str) -> dict[OffsetKey, Committed]:
-        """All committed offsets of a group that are on disk, from all processes."""
+        """Return all durable committed offsets of a group, from all processes."""
         with self._lock, self._registry.holding(_path(group_id)):
             self._offsets.look(group_id)
             return {
@@ -292,14 +336,16 @@ class SharedGroups:
             }
 
     def common_protocols(self, group_id: str) -> set[str]:
-        """The assignors that all members of a group know."""
+        """Return the names of the assignors that all members of a group support."""
         with self._lock:
             node = self._peek(group_id)
             return set() if node is None or not node.group.members else node.group.common_protocols()
 
     def rewind(self, group_id: str, offsets: Mapping[OffsetKey, Committed]) -> GroupError | None:
-        """Commits offsets for a group that has members. The same step removes the members, so none of their commits can
-        undo it; they join again and begin at these offsets.
+        """Commit offsets for a group that has members.
+
+        The same step removes the members, so that none of their commits can overwrite
+        the offsets. The members join again and begin at these offsets.
         """
         result: GroupError | None = self.ask(
             group_id, lambda coordinator, waiter, now_ms: coordinator.rewind(group_id, offsets, waiter, now_ms)
@@ -307,16 +353,19 @@ class SharedGroups:
         return result
 
     def delete(self, group_id: str) -> GroupError | None:
-        """Deletes a group without members, with its committed offsets; or returns why not."""
+        """Delete a group without members, with its offsets, or return the error."""
         result: GroupError | None = self.ask(
             group_id, lambda coordinator, waiter, _: coordinator.delete(group_id, waiter)
         ).result
         return result
 
     def forget_topics(self, names: set[str]) -> None:
-        """Deletes the offsets committed for deleted topics, so that a new topic of that name begins without them.
+        """Delete the committed offsets of deleted topics.
 
-        Raises ConsumerStateError when that could not be stored.
+        A new topic of the same name begins without them.
+
+        Raises:
+            ConsumerStateError: the deletion could not be stored.
         """
 
         def ask(coordinator: Coordinator, waiter: str, _: int) -> list[Effect]:
@@ -327,7 +376,11 @@ class SharedGroups:
             check_forgotten([answer.result for answer in answers], self.failure)
 
     def get(self, group_id: str) -> Group | None:
-        """A copy of a group in its present state, with offsets; None if there is none. Raises what reading raises."""
+        """Return a copy of a group in its current state with offsets, or None.
+
+        Raises:
+            LogcoreError: the registry or a log could not be read.
+        """
         path = _path(group_id)
         with self._lock:
             node = self._peek(group_id)
@@ -342,7 +395,10 @@ class SharedGroups:
         return None if group.is_forgotten else group
 
     def all(self) -> list[Group]:
-        """All groups that have members or committed offsets, sorted by name. Raises what get() raises."""
+        """Return all groups that have members or committed offsets, sorted by name.
+
+        This raises the errors of get().
+        """
         with self._lock:
             nodes = {element_name(text) for text in self._registry.children(f"/{CONSUMERS}")}
             found = [self.get(name) for name in sorted(nodes | self._offsets.all())]
@@ -350,7 +406,10 @@ class SharedGroups:
 
     @property
     def has_members(self) -> bool:
-        """Whether this process has members or waits for answers. If not, look() has nothing to do."""
+        """Whether this process has members or pending answers.
+
+        Otherwise, look() has no work.
+        """
         return bool(self._answers or self._mine)
 
     @property
@@ -359,7 +418,10 @@ class SharedGroups:
         return bool(self._answers)
 
     def expire_offsets(self) -> None:
-        """Deletes expired offsets. Any process may call it, about every EXPIRY_CHECK_MS."""
+        """Delete expired offsets.
+
+        Any process may call this, about every EXPIRY_CHECK_MS.
+        """
 
         def expire(coordinator: Coordinator, now_ms: int) -> list[Effect]:
             return coordinator.expire_offsets(self._directory.trusted_ms(now_ms))
@@ -368,7 +430,7 @@ class SharedGroups:
             self.step(group.group_id, expire)
 
     def look(self) -> None:
-        """Fetches answers, and acts on deadlines that have passed and processes that have died."""
+        """Fetch answers, and act on passed deadlines and dead processes."""
         with self._lock:
             clock_ms = self._fs.monotonic_ms()
             is_due = clock_ms - self._looked_ms >= _ALIVE_MS
@@ -385,26 +447,29 @@ class SharedGroups:
                     self.step(group_id, lambda coordinator, now_ms: ())
 
     def _is_over(self, node: GroupNode) -> bool:
-        """Whether a deadline has passed that no process has acted on."""
+        """Return whether a deadline has passed that no process has acted on."""
         return bool(self._due(node))
 
     def _due(self, node: GroupNode) -> list[Timeout]:
-        """The timeouts that this process has to carry out, the earliest first."""
+        """Return the timeouts that this process must execute, the earliest first."""
         now_ms = node.clock_ms + self._fs.monotonic_ms()
         passed = sorted((at_ms, at) for at, (_, at_ms) in enumerate(node.timers.items()) if at_ms <= now_ms)
         timeouts = list(node.timers)
         return [timeouts[at] for _, at in passed if self._counts(node, timeouts[at])]
 
     def _counts(self, node: GroupNode, timeout: Timeout) -> bool:
-        """Whether a deadline that has passed counts for this process."""
+        """Return whether this process may act on a deadline that has passed."""
         if isinstance(timeout, SessionEnds):
             session = node.sessions.get(timeout.member_id, self._session)
             if session != self._session and not self._registry.is_alive(session):
-                return True  # a dead process was not just paused
+                return True  # a dead process is not merely paused
         return self._observed.is_over(node.group, node.timers, timeout)
 
     def _note_mine(self, group_id: str, node: GroupNode | None) -> None:
-        """Notes whether a group has members of this process. look() skips groups without."""
+        """Record whether a group has members of this process.
+
+        Other groups need no polling.
+        """
         members = {} if node is None else node.group.members
         if node is not None and self._session in node.sessions.values():
             self._mine.add(group_id)
@@ -415,17 +480,25 @@ class SharedGroups:
             del self._renewed[key]
 
     def next_ms(self) -> int | None:
-        """When the next deadline passes, by now_ms(); at most _ALIVE_MS away, as another process may die any time."""
+        """Return the time of the next deadline, in terms of now_ms().
+
+        It is at most _ALIVE_MS away, because another process may die at any time.
+        """
         with self._lock:
             times = [at_ms - node.clock_ms for _, node in self._nodes.values() for at_ms in node.timers.values()]
         clock_ms = self._fs.monotonic_ms()
-        # A deadline that has passed but does not count yet is checked again at the next look.
+        # A deadline that has passed but must not be acted on yet is checked again
+        # later.
         coming = [at_ms for at_ms in times if at_ms > clock_ms]
         return self._clock_ms + min([clock_ms + _ALIVE_MS, *coming])
 
     @contextlib.contextmanager
     def owning(self, group_id: str) -> Generator[tuple[FileRegistry, Group | None]]:
-        """Yields the registry and the group, which is not to be changed. No other process changes it meanwhile."""
+        """Yield the registry and the group.
+
+        No other process changes the group inside the `with` block. The caller must not
+        change the group.
+        """
         with self._lock, self._registry.holding(_path(group_id)):
             node = self._peek(group_id)
             yield self._registry, None if node is None else node.group
@@ -433,7 +506,7 @@ class SharedGroups:
     # -- the node
 
     def _peek(self, group_id: str) -> GroupNode | None:
-        """The present node, read without a lock. The caller must not change it."""
+        """Return the current node, read without a lock. The caller must not change it."""
         try:
             found = self._registry.get(_path(group_id))
         except NodeNotFoundError:
@@ -449,13 +522,14 @@ class SharedGroups:
         return known[1] if known[1].boot == self._boot else None
 
     def _fetch(self, group_id: str, node: GroupNode) -> None:
-        """Fetches the answers that wait in the node for members of this process."""
+        """Fetch the answers in the node for members of this process."""
         waiting = self._answers.get(group_id, {})
         for waiter in [waiter for waiter in waiting if waiter in node.mail]:
             answer = waiting[waiter]
             answer.result = node.mail[waiter]
             answer.is_there = True
-            del waiting[waiter]  # last, so that an interrupt leaves the answer to the next look
+            # This is last, so that after an interrupt the next call finds the answer.
+            del waiting[waiter]
             self._tell()
         if not waiting:
             self._answers.pop(group_id, None)
@@ -465,7 +539,10 @@ class SharedGroups:
             listener()
 
     def _dead(self, node: GroupNode) -> tuple[list[str], list[str]]:
-        """Members whose process has died: (dynamic ones, static ones whose absence is not noted yet)."""
+        """Return the (dynamic, static) members whose processes are dead.
+
+        Static members that are marked absent already are not included.
+        """
         alive = {self._session: True}
         dynamic: list[str] = []
         static: list[str] = []
@@ -482,26 +559,35 @@ class SharedGroups:
         return dynamic, static
 
     def step(self, group_id: str, step: Step) -> None:
-        """Runs one step of a group, from reading its node to writing it. Raises what the registry raises."""
+        """Run one step of a group, from reading its node to writing it.
+
+        Raises:
+            LogcoreError: the registry could not be read or changed.
+        """
         with self._lock:
             self._change(group_id, step, None)
             node = self._peek(group_id)
             self._note_mine(group_id, node)
             if node is not None:
                 if group_id in self._mine:
-                    # Watch a deadline from the step that sets it, not only from the next look.
+                    # Observe a deadline from the step that sets it, not only from the
+                    # next look().
                     self._observed.look(node.group, node.timers, self._fs.monotonic_ms())
                 self._fetch(group_id, node)
 
     def _change(self, group_id: str, step: Step, commit: _Commit | None) -> None:
-        # A node in _made may be deleted since. update() then creates it and runs the step again: harmless for a commit.
+        # A node in _made may have been deleted. update() then creates it and runs the
+        # step again, which is harmless for a commit.
         if commit is None or group_id not in self._made:
             self._make(group_id)
             self._made.add(group_id)
         self._registry.update(_path(group_id), lambda value: self._changed(group_id, value or b"", step, commit))
 
     def _make(self, group_id: str) -> None:
-        """Creates the node before the step, because update() runs a step again after it has created outer nodes."""
+        """Create the node before the step.
+
+        Otherwise, update() would run the step again after it has created outer nodes.
+        """
         path = _path(group_id)
         try:
             self._registry.get(path)
@@ -510,9 +596,12 @@ class SharedGroups:
                 self._registry.create(path)
 
     def _changed(self, group_id: str, value: bytes, step: Step, commit: _Commit | None) -> bytes | None:
-        """The value of the node after a step; under the lock of the group's domain. commit: if the step is a commit. A
-        commit does no other work, unless a timeout is due.
+        """Return the value of the node after a step.
+
+        The lock of the group's domain is held. `commit` is set if the step is a commit.
+        A commit does no other work, unless a timeout is due.
         """
+        # Step 1: load the node and the offsets.
         node = GroupNode.unpack(group_id, value) if value else None
         is_quick = commit is not None and node is not None and node.boot == self._boot and not self._due(node)
         if is_quick:
@@ -524,9 +613,12 @@ class SharedGroups:
         run = _Run(node, coordinator, self._fs.monotonic_ms, self._store, self.on_news, commit)
         now_ms = node.clock_ms + self._fs.monotonic_ms()
         if not is_quick:
-            # A quick step does not do this: removing a member may leave a group that only its offsets keep alive.
+            # Step 2: remove dead members and act on timeouts. A quick step skips this,
+            # because removing a member may leave a group that only its offsets keep
+            # alive.
             self._clear_mail(node)
             self._look_after(node, coordinator, run, now_ms)
+        # Step 3: run the step, and encode the node if it has changed.
         deadlines = {member.member_id: member.deadline_ms for member in node.group.members.values()}
         run.act(step(coordinator, now_ms))
         if is_quick:
@@ -536,7 +628,7 @@ class SharedGroups:
         return None if packed == value else packed
 
     def _look_after(self, node: GroupNode, coordinator: Coordinator, run: _Run, now_ms: int) -> None:
-        """Removes members of dead processes, or notes the absence of static ones, and carries out due timeouts."""
+        """Remove or mark members of dead processes, and execute due timeouts."""
         dynamic, static = self._dead(node)
         if dynamic:
             gone: list[tuple[str, str | None]] = [(member_id, None) for member_id in dynamic]
@@ -548,10 +640,13 @@ class SharedGroups:
                 run.act(coordinator.timed_out(node.group, timeout, now_ms))
 
     def _opened(self, group_id: str, node: GroupNode | None) -> GroupNode:
-        """The node with its offsets; if there is none of this boot, one made from the group's records in the log."""
+        """Return the node with its offsets.
+
+        If there is no current node, create one from the group's records in the log.
+        """
         offsets = self._offsets.of(group_id)
         stored = self._offsets.group(group_id)
-        # A process that had the directory for itself, or a broker, uses the log alone.
+        # A process with exclusive access, or a broker, uses the log alone.
         is_behind = node is not None and stored is not None and stored.generation > node.group.generation
         if node is None or node.boot != self._boot or is_behind:
             before = node
@@ -570,7 +665,7 @@ class SharedGroups:
         return node
 
     def _clear_mail(self, node: GroupNode) -> None:
-        """Drops answers that were fetched, and answers for processes that have ended."""
+        """Delete answers that were fetched, and answers for processes that have ended."""
         waiting = self._answers.get(node.group.group_id, {})
         for waiter in list(node.mail):
             session = waiter.partition(":")[0]
@@ -579,7 +674,10 @@ class SharedGroups:
                 del node.mail[waiter]
 
     def _store(self, group_id: str, store: Store, commit: _Commit | None) -> GroupError | None:
-        """Appends records and waits until they are on disk. Records of a commit are synced after the step."""
+        """Append records and wait until they are durable.
+
+        Records of a commit are synced after the step.
+        """
         now_ms = self._fs.now_ms()
         rows: list[RecordInput] = [(key, value, (), now_ms) for key, value in store.records]
         try:
@@ -594,15 +692,17 @@ class SharedGroups:
         return None
 
     def _fail(self, group_id: str, error: Exception) -> GroupError:
-        """Notes that a record was not stored."""
+        """Record and log that a record was not stored."""
         self.failure = error
         tell("groups", ERROR, "%s: a record of group %r was not stored: %s", OFFSETS_TOPIC, group_id, error)
         return GroupError.COORDINATOR_NOT_AVAILABLE
 
 
 def _keep_deadlines(group: Group, before: Mapping[str, int]) -> None:
-    """Renews a session only once a quarter of it has passed, as in heartbeat(). So most commits leave the node
-    unchanged, and wake no process that watches it.
+    """Undo a renewal if less than a quarter of the session has passed.
+
+    heartbeat() has the same rule. So most commits leave the node unchanged, and wake no
+    process that watches it.
     """
     for member_id, deadline_ms in before.items():
         member = group.members.get(member_id)
@@ -611,27 +711,31 @@ def _keep_deadlines(group: Group, before: Mapping[str, int]) -> None:
 
 
 def living_members(registry: FileRegistry, group_id: str) -> list[str]:
-    """Ids of members whose process is alive, read from the group's node in the registry. Changes nothing."""
+    """Return the ids of members whose process is alive, from the group's node.
+
+    This changes nothing in the registry.
+    """
     return [one.member_id for one in seen_members(registry, group_id) if one.is_alive]
 
 
 @attrs.frozen(kw_only=True)
 class SeenMember:
-    """A member, as its group's node describes it. is_alive: whether its process is alive. pid: None if unknown.
-    partitions: its assignment in the last generation.
-    """
+    """A member, as the node of its group describes it."""
 
     member_id: str
     instance_id: str | None
     client_id: str
     client_host: str
+    #: Whether the process of the member is alive.
     is_alive: bool
+    #: None if unknown.
     pid: int | None
+    #: Its assignment in the latest generation.
     partitions: tuple[OffsetKey, ...]
 
 
 def seen_members(registry: FileRegistry, group_id: str) -> list[SeenMember]:
-    """The members in a group's node in the registry. Changes nothing."""
+    """Return the members in a group's node. This changes nothing in the registry."""
     try:
         value = registry.get(_path(group_id)).value
     except NodeNotFoundError:
@@ -658,7 +762,7 @@ def seen_members(registry: FileRegistry, group_id: str) -> list[SeenMember]:
 
 
 def _turned_away(group: Group) -> dict[str, Result]:
-    """Answers for members that wait in a state of the group that is no longer valid: they join again."""
+    """Return answers for members that wait in an outdated state. They join again."""
     answers: dict[str, Result] = {}
     for member in group.members.values():
         if isinstance(member.joining, str):
@@ -670,10 +774,12 @@ def _turned_away(group: Group) -> dict[str, Result]:
 
 @attrs.define
 class _Commit:
-    """A commit in progress. error: why it was refused or not stored. ends: log -> the offset up to which to sync it."""
+    """A commit in progress."""
 
     waiter: str
+    #: The reason why it was refused or not stored.
     error: GroupError | None = None
+    #: For each log, the offset up to which it must be synced.
     ends: dict[Log, int] = attrs.Factory(dict)
 
     def is_meant_by(self, store: Store) -> bool:
@@ -681,8 +787,10 @@ class _Commit:
 
 
 class _Run:
-    """Carries out the effects of one step on a node. store: appends records, and returns the error, if any. commit: if
-    the step is a commit; its answer goes there and not into the node.
+    """Executes the effects of one step on a node.
+
+    `store` appends records and returns an error or None. `commit` is set if the step is
+    a commit: its answer is stored there instead of the node.
     """
 
     def __init__(
@@ -705,7 +813,7 @@ class _Run:
             coordinator.adopt(node.group)
 
     def act(self, effects: Iterable[Effect]) -> None:
-        """Carries out effects, after those that came before them."""
+        """Execute effects after the earlier ones."""
         node = self._node
         commit = self._commit
         self._effects.extend(effects)
@@ -740,7 +848,7 @@ class _Run:
         self._node.group = group
 
     def note_sessions(self) -> None:
-        """Notes the session of each member: the one whose request the member waits for or waited for."""
+        """Record the session in which each member sent its pending or latest request."""
         node = self._node
         for member in node.group.members.values():
             for waiter in (member.joining, member.syncing):
@@ -750,18 +858,26 @@ class _Run:
 
 
 class _Offsets:
-    """The content of the logs of `__consumer_offsets`, read incrementally. Used under the lock of the groups."""
+    """The contents of the logs of `__consumer_offsets`, read incrementally.
+
+    It is used under the lock of the groups.
+    """
 
     def __init__(self, directory: Directory) -> None:
         self._directory = directory
         self._found: dict[int, StoredGroups] = {}  # by partition
-        self._ends: dict[int, tuple[Log, int]] = {}  # by partition: how far it was read
+        # By partition: the log, and the offset up to which it was read.
+        self._ends: dict[int, tuple[Log, int]] = {}
 
     def _number(self, group_id: str) -> int:
         return partition_of(group_id, self._directory.partitions(OFFSETS_TOPIC)[-1] + 1)
 
     def log(self, group_id: str) -> Log:
-        """The log of a group's records, created if it does not exist. Raises what opening it raises."""
+        """Return the log of a group's records, and create it if necessary.
+
+        Raises:
+            LogcoreError: the log could not be opened.
+        """
         return self._opened(home_of(self._directory, group_id)[1])
 
     def _opened(self, number: int) -> Log:
@@ -769,23 +885,27 @@ class _Offsets:
         return self._directory.open_again(OFFSETS_TOPIC, number) if log.has_failed else log
 
     def know(self, group_id: str) -> None:
-        """Calls look() the first time only: for steps that do not need the newest records."""
+        """Read the group's log if it was never read.
+
+        Steps that do not need new records call this instead of look().
+        """
         if OFFSETS_TOPIC in self._directory and self._number(group_id) not in self._found:
             self.look(group_id)
 
     def look(self, group_id: str) -> None:
-        """Reads the records added to the group's log since, and syncs them first."""
+        """Sync the group's log, and read its new records."""
         if OFFSETS_TOPIC in self._directory:
             self._look(self._number(group_id), self.log(group_id))
 
     def _look(self, number: int, log: Log) -> None:
         log.refresh()
-        sync_present(log)  # also what a process appended that died before its sync
+        sync_present(log)  # includes records of a process that died before its sync
         known, end = self._ends.pop(number, (None, 0))
         high_watermark = log.high_watermark
         is_new = known is not log or end < log.log_start_offset or end > high_watermark or log.times_truncated > 0
         start = log.log_start_offset if is_new else end
-        # A transaction's marker decides about earlier records, so all is read again until no transaction is open.
+        # The marker of a transaction decides about earlier records. So the whole log is
+        # read again until no transaction is open.
         is_undecided = log.last_stable_offset < high_watermark
         if is_undecided or aborted_transactions(log, start, high_watermark):
             self._found[number] = stored_groups([log])
@@ -805,14 +925,20 @@ class _Offsets:
         return {}
 
     def unstable(self, group_id: str) -> Mapping[int, Mapping[OffsetKey, tuple[int, Committed]]]:
-        """Producer id -> the offsets that its open transaction would commit, each with its place."""
+        """Return the offsets in open transactions, by producer id.
+
+        Each has a number that orders it among the offsets of its partition.
+        """
         return next((found.unstable[group_id] for found in self._found.values() if group_id in found.unstable), {})
 
     def group(self, group_id: str) -> StoredGroup | None:
         return next((found.groups[group_id] for found in self._found.values() if group_id in found.groups), None)
 
     def groups_of(self, topics: set[str]) -> list[str]:
-        """All groups with offsets of these topics, also in an open transaction, and even if they were never read."""
+        """Return all groups with offsets of these topics.
+
+        This includes open transactions, and logs that were never read.
+        """
         self._look_at_all()
         found = [(name, topic) for each in self._found.values() for name, of in each.offsets.items() for topic in of]
         found += [
@@ -825,7 +951,7 @@ class _Offsets:
         return sorted({name for name, topic in found if topic in topics})
 
     def all(self) -> set[str]:
-        """All groups in the logs, even if they were never read."""
+        """Return all groups in the logs, including logs that were never read."""
         self._look_at_all()
         return {name for found in self._found.values() for name in (*found.offsets, *found.groups)}
 

@@ -1,5 +1,4 @@
-"""Records that are waiting to be written: a queue of batches per partition, and their
-memory.
+"""Records that wait to be written: batches per partition, and their memory.
 
 Rules (clients reference 2.3, Kafka's RecordAccumulator):
 - Only the last batch of a queue accepts records. A record that does not fit closes it
@@ -92,8 +91,7 @@ def _cut(column: tuple[Any, Any, Any], start: int, stop: int) -> tuple[Any, Any,
 
 
 class Identity:
-    """The identity of the batches of one queue: producer id and epoch, and the next
-    sequence.
+    """Producer id, epoch and next sequence of the batches of one queue.
 
     Only the sender uses it.
     """
@@ -162,8 +160,9 @@ class Batch(BatchFields):
         return self.size_bytes + size_bytes <= self.limit_bytes and len(self.records) < self.most_records
 
     def forget_attempt(self) -> None:
-        """Reset a batch that is not stored. The next attempt encodes it with another
-        sequence.
+        """Reset a batch that is not stored.
+
+        The next attempt encodes it with another sequence.
         """
         self.data = None
         self.identity = None
@@ -228,10 +227,10 @@ class Queue(QueueFields):
 
 
 class Ratios:
-    """Estimated compression ratios by (topic, codec), as in Kafka's
-    CompressionRatioEstimator.
+    """Estimated compression ratios by topic and codec.
 
-    A ratio is compressed bytes divided by plain bytes. The estimate is pessimistic.
+    The estimate is that of Kafka's CompressionRatioEstimator. A ratio is compressed
+    bytes divided by plain bytes. The estimate is pessimistic.
     """
 
     def __init__(self) -> None:
@@ -295,8 +294,9 @@ class Accumulator(AccumulatorFields):
         return batch
 
     def add(self, queue: Queue, records: list[Row] | Columns, size_bytes: int, now_ms: int) -> Batch:
-        """Append a closed batch with these records to a queue. They occupy
-        `size_bytes`.
+        """Append a closed batch of these records to a queue.
+
+        The records occupy `size_bytes`.
         """
         batch = self.begin(queue, now_ms)
         queue.close()
@@ -355,16 +355,14 @@ class Accumulator(AccumulatorFields):
         batch.due_ms = now_ms + wait_ms * (800 + self._draw(401)) // 1000
 
     def is_open(self, queue: Queue, batch: Batch) -> bool:
-        """Return whether the batch is in its queue: it has no outcome and was not
-        split.
-        """
+        """Return whether the batch has no outcome and was not split."""
         return batch in queue.batches
 
     def remove(self, queue: Queue, batch: Batch) -> None:
         """Remove a batch that has its outcome, and free its memory."""
         if batch is queue.filling:
             queue.close()
-        # first, because a queue without batches must not be active
+        # This is first, because a queue without batches must not be active.
         if len(queue.batches) == 1 and self.is_open(queue, batch):
             self.active.pop(queue, None)
         queue.batches.remove(batch)

@@ -1,5 +1,6 @@
-"""Transaction coordinator for the producers of a log directory: executes the effects of
-logcore.coordination.
+"""Transaction coordinator for the producers of a log directory.
+
+It executes the effects of logcore.coordination.
 
 Rules (clients reference 2.9):
 - A record of `__transaction_state` is durable before the write that it allows. The
@@ -217,8 +218,7 @@ class TransactionCoordinator:
         partition: Partition,
         write: Callable[[], T],
     ) -> T | TransactionError:
-        """Call write() and return its result if the producer may write to a partition
-        now.
+        """Call write() and return its result if the producer may write now.
 
         Otherwise, return the error. The producer is identified by a transactional id, a
         producer id and its epoch. No marker of this process is appended between the
@@ -324,9 +324,7 @@ class TransactionCoordinator:
         return log
 
     def _home(self, transactional_id: str) -> Log:
-        """Return the log that stores the records of an id, and create the topic if
-        necessary.
-        """
+        """Return the log of an id, and create the topic if necessary."""
         self._directory.ensure_topic(TRANSACTIONS_TOPIC, 1, TRANSACTIONS_CONFIG)
         return self._opened(partition_of(transactional_id, len(self._numbers())))
 
@@ -423,8 +421,8 @@ class TransactionCoordinator:
             except (LogcoreError, OSError) as error:
                 tell("transactions", ERROR, "%s-%d: what was left open was not aborted: %s", *partition, error)
                 continue
-            # otherwise, groups that were read earlier would wait for these offsets
-            # indefinitely
+            # Otherwise, groups that were read earlier would wait for these offsets
+            # forever.
             if partition[0] == OFFSETS_TOPIC:
                 self._ended(orphan.producer_id, False)
 

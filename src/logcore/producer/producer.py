@@ -1,17 +1,21 @@
 """Producer: collects records into batches and writes them to the topics of a directory.
 
     with logcore.open_dir("data") as data, data.producer() as producer:
-        future = producer.send("orders", b"value", key=b"key")
-        print(future.result().offset)
+    future = producer.send("orders", b"value", key=b"key")
+    print(future.result().offset)
 
 Rules (clients reference 2):
-- send() puts a record into the open batch of its partition and returns a future. A thread of the producer's own,
-  started by the first send(), writes what is ready. With threaded=False there is none: the call that fills a batch
-  writes it, and poll() writes what is due.
-- Under idempotence, the default, a batch that is tried again is stored once. Order per partition always holds.
-- Callbacks run in the thread that writes; one that raises disturbs nothing else.
+- send() adds a record to the open batch of its partition and returns a future. The
+  producer's own thread, which the first send() starts, writes ready batches. With
+  threaded=False there is no thread: the call that fills a batch writes it, and poll()
+  writes due batches.
+- With idempotence, which is the default, a batch that is retried is stored once. The
+  order of records in a partition never changes.
+- Callbacks run in the thread that writes. An exception of a callback has no effect on
+  other callbacks or batches.
 
-Readiness and memory belong to accumulator.py, writing and outcomes to sender.py, futures to futures.py.
+Readiness and memory belong to accumulator.py, writing and outcomes to sender.py,
+futures to futures.py.
 """
 
 from __future__ import annotations
@@ -61,22 +65,21 @@ from logcore.recordbatch import time_ms
 
 #: How long the exit of the interpreter waits for a producer that was not closed.
 _EXIT_SECONDS: Final = 5.0
-#: A batch of send_many() holds as much as so many of send(): its work is done for each batch.
+#: A batch of send_many() may be as large as this number of batches of send(), because
+#: its cost is per batch.
 _BULK_BATCHES: Final = 4
-#: How long the sender waits at most without looking, in case no event wakes it.
+#: Maximum time after which the sender checks for work, in case no event wakes it.
 _LOOK_MS: Final = 1_000
 
 
 class Directory(RoutingDirectory, SenderDirectory, Protocol):
-    """The methods of a LogDir that are used here."""
+    """The methods of LogDir that this module uses."""
 
 
 class _Work(WorkFields):
-    """The part of a producer that its thread refers to, so that a forgotten producer can be collected.
+    """The part of a producer that its thread refers to.
 
-    lock: of the accumulator, the routes and the counts. room: notified when memory is freed. news: notified when the
-    sender has something to do. writing: held during a round. is_closing: no record is taken any more; is_over: the
-    thread ends. Both are written under the lock, is_closing by the garbage collector without it.
+    The thread does not keep an unused producer from being collected.
     """
 
     lock: threading.Lock
@@ -91,11 +94,18 @@ class _Work(WorkFields):
         coordinator: TransactionCoordinator | None,
     ) -> None:
         self.fs = fs
+        #: Guards the accumulator, the routes and the counters.
         self.lock = threading.Lock()
+        #: Notified when memory is freed.
         self.room = threading.Condition(self.lock)
+        #: Notified when the sender has work.
         self.news = threading.Condition(self.lock)
+        #: Held during a round.
         self.writing = threading.Lock()
+        #: No record is accepted any more. Written under the lock, but by the garbage
+        #: collector without it.
         self.is_closing = False
+        #: The thread ends. Written under the lock.
         self.is_over = False
         self.teller = Teller(settings.interceptors)
         self.accumulator = Accumulator(settings, self.teller, draw)
@@ -110,28 +120,35 @@ class _Work(WorkFields):
         self.sender = Sender(fs, directory, settings, self.accumulator, self.teller, self.room, self.transacting)
 
     def round(self, *, closed_only: bool = False) -> bool:
-        """Writes what is ready; whether anything was. Not in a callback, which is part of a round."""
+        """Write the ready batches, and return whether there were any.
+
+        A callback is part of a round, so in a callback this has no effect.
+        """
         if self.teller.is_me:
             return False
         with self.writing:
             return self.sender.round(closed_only=closed_only)
 
     def due_ms(self) -> int:
-        """How long nothing is ready, if no record comes; under the lock."""
+        """Return the time until a batch is ready if no record arrives.
+
+        The lock is held.
+        """
         next_ms = self.accumulator.next_ms()
         if next_ms is None:
             return _LOOK_MS
         return min(_LOOK_MS, max(0, next_ms - self.fs.monotonic_ms()))
 
     def run(self) -> None:
-        """The loop of the producer's thread, until it is over."""
+        """Run rounds until the producer is closed. This is the producer's thread."""
         while True:
             try:
                 if self.round():
                     continue
                 with self.writing:
                     self.sender.rest()
-            except Exception as error:  # no batch is lost: those without an outcome are tried again
+            except Exception as error:
+                # No batch is lost: batches without an outcome are retried.
                 tell("producer", ERROR, "a round of the sender failed: %r", error)
             with self.lock:
                 if self.is_closing:
@@ -142,7 +159,10 @@ class _Work(WorkFields):
 
 
 class Producer(ProducerFields):
-    """Made by LogDir.producer(). A with block closes it. All methods may be called from several threads."""
+    """A producer of records. LogDir.producer() creates it.
+
+    A `with` block closes it. Any thread may call its methods.
+    """
 
     _fs: FS
     _work: _Work
@@ -154,7 +174,7 @@ class Producer(ProducerFields):
         settings: ProducerSettings,
         coordinator: TransactionCoordinator | None = None,
     ) -> None:
-        """Not for users."""
+        """Initialize a producer. Users call LogDir.producer() instead."""
         self._fs = fs
         self._directory = directory
         self._settings = settings
@@ -165,7 +185,7 @@ class Producer(ProducerFields):
         self._routes = Routes(directory, settings, self._accumulator, draw)
         self._thread: threading.Thread | None = None
         self._blocked_ms = 0
-        # Worked out once, because each send() asks for them.
+        # Computed once, because each send() uses these values.
         self._memory_bytes = settings.buffer_memory
         self._memory_records = settings.buffer_records or NO_LIMIT
         self._most_bytes = min(settings.max_request_size, settings.buffer_memory - HELD_BYTES)
@@ -173,7 +193,8 @@ class Producer(ProducerFields):
         self._is_told = bool(settings.interceptors) or settings.on_delivery is not None
         self._prepares = bool(settings.interceptors or settings.key_serializer or settings.value_serializer)
         self._forks = fs.forks
-        # Nothing but bytes in and a future out: then send() may go the quick way of kernels/sending.py.
+        # If records are only bytes and the result is only a future, send() can use the
+        # fast path of kernels/sending.py.
         is_plain = coordinator is None and not self._is_told and not self._prepares
         self._is_quick = is_plain and offers_descriptors(fs)
         self._known_routes = self._routes.known
@@ -181,7 +202,7 @@ class Producer(ProducerFields):
         self._at_exit = _AtExit(self)
         atexit.register(self._at_exit)
 
-    # -- opening and closing -------------------------------------------------------------------------------------
+    # -- opening and closing -----------------------------------------------------------
 
     def __enter__(self) -> Self:
         return self
@@ -195,7 +216,8 @@ class Producer(ProducerFields):
         work = getattr(self, "_work", None)
         if work is None or work.is_closing or self._fs.forks != self._forks:
             return
-        # No lock is taken here: the garbage collector runs in any thread, in the middle of anything.
+        # No lock is acquired here: the garbage collector runs in any thread, at any
+        # point.
         work.is_closing = True
         atexit.unregister(self._at_exit)
         if work.accumulator.active:
@@ -212,25 +234,30 @@ class Producer(ProducerFields):
         return f"<Producer of {self._directory.path}, {state}>"
 
     def close(self, timeout: float | None = None) -> None:
-        """Writes what is queued, waits for it and ends. Closing twice is fine.
+        """Write the queued records, wait for their outcomes, and close the producer.
 
-        timeout: seconds; what is not written by then fails with ProducerClosedError. In a callback, as with 0.
+        Records that are not written within `timeout` seconds fail with
+        ProducerClosedError. In a callback, the timeout is 0. A second call has no
+        effect.
         """
         work = self._work
-        if self._fs.forks != self._forks:  # the parent writes the queue
+        if self._fs.forks != self._forks:  # the parent process writes the queue
             work.is_closing = True
             return
+        # Step 1: accept no more records, and close the open batches.
         with self._lock:
             if work.is_over:
                 return
             work.is_closing = True
             pending = self._closed_batches()
             work.room.notify_all()
-        # In a callback, which is part of a round: it cannot wait for others, and the round's lock is held already.
+        # Step 2: wait for the outcomes. A callback is part of a round: it cannot wait
+        # for other records, and the lock of the round is held already.
         is_callback = work.teller.is_me
         if is_callback:
             timeout = 0.0
         is_done = self._wait_for(pending, timeout)
+        # Step 3: end the thread, and fail the remaining batches.
         with self._lock:
             work.is_over = True
             work.news.notify_all()
@@ -245,7 +272,7 @@ class Producer(ProducerFields):
         atexit.unregister(self._at_exit)
 
     def close_at_exit(self) -> None:
-        """At the exit of the interpreter."""
+        """Close the producer at the exit of the interpreter, with a warning."""
         if self._work.is_closing or self._fs.forks != self._forks:
             return
         what = f"a producer of {self._directory.path} was not closed"
@@ -262,7 +289,7 @@ class Producer(ProducerFields):
         if self._work.transacting is not None:
             self._work.transacting.check_sending()
 
-    # -- sending -------------------------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------
 
     def send(
         self,
@@ -275,21 +302,34 @@ class Producer(ProducerFields):
         timestamp_ms: Time | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> RecordFuture:
-        """Puts a record into a batch; the future says where it was stored, or why it was not.
+        """Add a record to a batch. The future contains its offset or its error.
 
-        value, key: bytes, or what the serializers take; None for null. partition: by default the partitioner's choice.
-        timestamp_ms: now by default. on_delivery: called with (error, metadata), besides the producer's own. Waits up
-        to max_block_ms for memory.
+        `value` and `key` are bytes, arguments of the serializers, or None for null.
+        `partition` is chosen by the partitioner by default, and `timestamp_ms` is the
+        current time by default. `on_delivery` is called with (error, metadata), in
+        addition to the producer's own callback. The call waits up to max_block_ms for
+        memory.
 
-        Raises InvalidRecordError, InvalidTimestampError, RecordTooLargeError, SerializationError, TopicNotFoundError,
-        BufferFullError, ProducerClosedError, ForkedWriterError, before any effect. The future raises what writing
-        raised: DeliveryTimeoutError, DurabilityUnknownError, InvalidRecordError, RecordTooLargeError and others.
+        These errors are raised before any effect. The future raises the errors of
+        writing, such as DeliveryTimeoutError, DurabilityUnknownError,
+        InvalidRecordError or RecordTooLargeError.
+
+        Raises:
+            InvalidRecordError: a key, value or header has another type.
+            InvalidTimestampError: the timestamp is invalid.
+            RecordTooLargeError: the record exceeds max_request_size or buffer_memory.
+            SerializationError: a serializer failed.
+            TopicNotFoundError: the topic or partition does not exist.
+            BufferFullError: there was no memory within max_block_ms.
+            ProducerClosedError: the producer is closed.
+            ForkedWriterError: a parent process created the producer.
         """
         quick: RecordFuture | None = self._send_quickly(
             topic, value, key, partition, headers, timestamp_ms, on_delivery
         )
         if quick is not None:
             return quick
+        # Step 1: prepare and measure the record.
         if self._prepares:
             record = ProducerRecord(topic, value, key, partition, headers, timestamp_ms)
             topic, value, key, partition, headers, timestamp_ms = self._prepared(record)
@@ -317,6 +357,7 @@ class Producer(ProducerFields):
         assert sent_ms is not None
         if size_bytes > self._most_bytes:
             self._refuse_size(size_bytes)
+        # Step 2: reserve memory and add the record to the batch, with the lock.
         accumulator = self._accumulator
         work = self._work
         is_new = False
@@ -327,7 +368,7 @@ class Producer(ProducerFields):
                 self._wait_for_room(size_bytes + HELD_BYTES, 1)
             queue = self._routes.queue(topic, key, partition, size_bytes)
             batch = queue.filling
-            # Batch.fits() without the call: 0.1 of 2 us.
+            # Inlined Batch.fits(): the call would take 0.1 of 2 us.
             if (
                 batch is None
                 or batch.size_bytes + size_bytes > batch.limit_bytes
@@ -336,7 +377,8 @@ class Producer(ProducerFields):
                 is_new = True
                 self._routes.refresh(topic)
                 batch = accumulator.begin(queue, self._fs.monotonic_ms())
-            rows: Any = batch.records  # a list: a batch that is filled holds no columns
+            # Always a list, because a batch that accepts records has no columns.
+            rows: Any = batch.records
             future = RecordFuture(batch.delivery, len(rows), sent_ms, key_size, value_size)
             rows.append((key, value, headers, sent_ms))
             batch.size_bytes += size_bytes
@@ -355,12 +397,16 @@ class Producer(ProducerFields):
     def send_many(
         self, topic: str, records: Iterable[RecordInput], *, partition: int | None = None
     ) -> Future[list[Receipt]]:
-        """Sends (key, value[, headers[, timestamp_ms]]) tuples; one future for all, with a Receipt for each batch.
+        """Send (key, value[, headers[, timestamp_ms]]) tuples, with one future for all.
 
-        Less work than as many send(): a batch holds up to four times batch_size. Records of one partition keep their
-        order. Serializers, interceptors and callbacks are not called. The records must not change until the future is
-        done. It raises the first error; the other batches are written all the same. Raises what send() raises;
-        BufferFullError comes from the future when part of the records were queued.
+        The result of the future is a list with a Receipt for each batch. This is
+        cheaper than several calls of send(): a batch has up to four times batch_size.
+        Records of one partition keep their order. Serializers, interceptors and
+        callbacks are not called. The records must not change until the future is done.
+
+        The future raises the first error, and the other batches are written
+        nevertheless. This method raises the errors of send(). If some of the records
+        were queued already, the future raises BufferFullError instead.
         """
         rows = list(records)
         keys, sizes = bulk.keys_and_sizes(rows)
@@ -387,10 +433,12 @@ class Producer(ProducerFields):
         timestamps_ms: TimesInput | None = None,
         partition: int | None = None,
     ) -> Future[list[Receipt]]:
-        """Sends records given as columns, as Log.append_columns() takes them; otherwise as send_many().
+        """Send records given as columns, in the format of Log.append_columns().
 
-        The arrays must not change until the future is done.
+        The arrays must not change until the future is done. Otherwise, this is
+        send_many().
         """
+        # Step 1: convert the arguments.
         if keys is None and values is None:
             raise InvalidRecordError("send_columns needs keys or values")
         key_column = None
@@ -407,6 +455,7 @@ class Producer(ProducerFields):
         if timestamps_ms is not None:
             times = input_timestamps(timestamps_ms, count)
         columns = Columns(key_column, value_column, times, count)
+        # Step 2: divide the records among the partitions, and queue them.
         sizes = bulk.sizes_of_columns(columns)
         gathered = bulk.Gathered()
         with self._lock:
@@ -423,7 +472,7 @@ class Producer(ProducerFields):
         return gathered.future
 
     def _prepared(self, record: ProducerRecord) -> ProducerRecord:
-        """A record as the interceptors leave it, with serialized key and value."""
+        """Apply the interceptors and serializers to a record."""
         for interceptor in self._settings.interceptors:
             found = call(interceptor.on_send, record)
             if isinstance(found, ProducerRecord):
@@ -442,7 +491,10 @@ class Producer(ProducerFields):
     def _send_part(
         self, queue: Queue, records: Sequence[Any] | Columns, sizes: bulk.Sizes, gathered: bulk.Gathered
     ) -> bool:
-        """Puts the records of one partition into its queue, as batches of their own; False when there was no room."""
+        """Queue the records of one partition as separate batches.
+
+        Return False if there was no room.
+        """
         settings = self._settings
         largest = int(sizes.max(initial=0))
         if largest > self._most_bytes:
@@ -473,7 +525,7 @@ class Producer(ProducerFields):
         return True
 
     def _lacks_room(self, held_bytes: int, records: int) -> bool:
-        """Whether so much more would be above buffer_memory or buffer_records."""
+        """Return whether this addition would exceed buffer_memory or buffer_records."""
         accumulator = self._accumulator
         return (
             accumulator.used_bytes + held_bytes > self._memory_bytes
@@ -481,7 +533,11 @@ class Producer(ProducerFields):
         )
 
     def _wait_for_room(self, held_bytes: int, records: int) -> None:
-        """Under the lock: returns when there is room for so much, or raises BufferFullError after max_block_ms."""
+        """Wait until there is room. The lock is held.
+
+        Raises:
+            BufferFullError: there was no room within max_block_ms.
+        """
         work = self._work
         accumulator = self._accumulator
         if work.teller.is_me:
@@ -511,17 +567,20 @@ class Producer(ProducerFields):
             self._blocked_ms += self._fs.monotonic_ms() - began_ms
 
     def _round_unlocked(self) -> bool:
-        """A round, by a caller that holds the lock."""
+        """Run a round for a caller that holds the lock."""
         self._lock.release()
         try:
             return self._work.round()
         finally:
             self._lock.acquire()
 
-    # -- writing -------------------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------
 
     def _start(self) -> None:
-        """Called when a batch was begun: makes sure that the thread runs. Without a thread, writes the full batches."""
+        """Make sure that a new batch is written.
+
+        This starts the thread. Without a thread, it writes the full batches.
+        """
         if not self._settings.threaded:
             self._work.round(closed_only=True)
         elif self._thread is None:
@@ -531,10 +590,14 @@ class Producer(ProducerFields):
                     self._thread.start()
 
     def poll(self, timeout_ms: int = 0) -> int:
-        """Without a thread: writes what is due and runs callbacks, and waits up to timeout_ms for something to do.
+        """Write due batches and run callbacks, or wait up to timeout_ms for such work.
 
-        Returns how many records got their outcome. With a thread it only waits. Raises ProducerStateError in a
-        callback, ForkedWriterError.
+        Return the number of records that got their outcome. A producer with a thread
+        only waits.
+
+        Raises:
+            ProducerStateError: a callback called this method.
+            ForkedWriterError: a parent process created the producer.
         """
         self._check_caller("poll()")
         end_ms = self._fs.monotonic_ms() + timeout_ms
@@ -551,10 +614,14 @@ class Producer(ProducerFields):
                 self._work.room.wait(min(left_ms, self._work.due_ms() or 1) / 1000)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Returns when every record that was sent before has its outcome and its callbacks have run.
+        """Wait until all earlier records have their outcomes.
 
-        timeout: seconds. Raises DeliveryTimeoutError when something is left then, ProducerStateError in a callback,
-        ForkedWriterError.
+        Their callbacks have run too.
+
+        Raises:
+            DeliveryTimeoutError: some records were left after `timeout` seconds.
+            ProducerStateError: a callback called this method.
+            ForkedWriterError: a parent process created the producer.
         """
         self._check_caller("flush()")
         with self._lock:
@@ -569,13 +636,16 @@ class Producer(ProducerFields):
                 self._work.sender.rest()
 
     def _closed_batches(self) -> list[Delivery]:
-        """Under the lock: closes all batches, and returns the deliveries to wait for."""
+        """Close all batches, and return the deliveries to wait for. The lock is held."""
         self._accumulator.close_all()
         self._work.news.notify()
         return self._accumulator.pending() + self._work.sender.untold()
 
     def _wait_for(self, pending: Sequence[Delivery], timeout: float | None) -> bool:
-        """Whether these have their outcomes, and their callbacks have run, in time."""
+        """Wait for the outcomes and callbacks of deliveries.
+
+        Return False if the timeout has passed.
+        """
         end_ms = None
         if timeout is not None:
             end_ms = self._fs.monotonic_ms() + round(timeout * 1000)
@@ -587,7 +657,8 @@ class Producer(ProducerFields):
                     left_ms = _LOOK_MS
                 else:
                     left_ms = end_ms - self._fs.monotonic_ms()
-                # Without a thread the next round is this one's to do, so it wakes when a batch is due.
+                # Without a thread, this thread runs the next round, so it wakes when a
+                # batch is due.
                 if not self._settings.threaded:
                     with self._lock:
                         left_ms = min(left_ms, self._work.due_ms())
@@ -603,14 +674,18 @@ class Producer(ProducerFields):
         if self._work.teller.is_me:
             raise ProducerStateError(f"{what} in a delivery callback would wait for itself")
 
-    # -- what is known -------------------------------------------------------------------------------------------
+    # -- information -------------------------------------------------------------------
 
     def partitions_for(self, topic: str) -> tuple[int, ...]:
-        """Numbers of the partitions of a topic, rising. Raises TopicNotFoundError."""
+        """Return the numbers of a topic's partitions in ascending order.
+
+        Raises:
+            TopicNotFoundError: the topic does not exist.
+        """
         return self._directory.partitions(topic)
 
     def metrics(self) -> ProducerMetrics:
-        """The counters as they are now."""
+        """Return the current counters."""
         counts = self._work.sender.counts
         with self._lock:
             latencies = sorted(counts.latencies_ms) or [0]
@@ -638,7 +713,10 @@ class Producer(ProducerFields):
 
 
 class _AtExit:
-    """Closes a producer at the exit of the interpreter, without keeping it alive until then."""
+    """Closes a producer at the exit of the interpreter.
+
+    It does not keep the producer alive until then.
+    """
 
     def __init__(self, producer: Producer) -> None:
         self._producer = weakref.ref(producer)
@@ -650,12 +728,16 @@ class _AtExit:
 
 
 def _drawn(fs: FS, below: int) -> int:
-    """A number below another, by chance."""
+    """Return a random number from 0 to `below` - 1."""
     return int.from_bytes(fs.random_bytes(8)) % below
 
 
 def _copied(given: object, what: str) -> bytes:
-    """A copy of bytes that their owner may change. Raises InvalidRecordError."""
+    """Return a copy of bytes that their owner may change.
+
+    Raises:
+        InvalidRecordError: the value has another type.
+    """
     if not isinstance(given, (bytes, bytearray, memoryview)):
         raise InvalidRecordError(
             f"a {what} must be bytes or None; {what}_serializer turns other things into bytes",
@@ -683,7 +765,11 @@ def _copied_headers(given: HeadersInput) -> tuple[tuple[str, bytes | None], ...]
 
 
 def _serialized(serializer: Serializer | None, given: Any, what: str) -> Any:
-    """The bytes that a serializer returns for a key or value; null stays null. Raises SerializationError."""
+    """Apply a serializer to a key or value. None remains None.
+
+    Raises:
+        SerializationError: the serializer raised.
+    """
     if serializer is None or given is None:
         return given
     try:

@@ -1,5 +1,4 @@
-"""Writes the batches of a producer: selects ready batches, orders them and determines
-their outcome.
+"""Writes the batches of a producer: their order, retries and outcomes.
 
 Rules (clients reference 2.3, 2.4, 2.8):
 - Only one round runs at a time. A round writes the ready batches of every partition.
@@ -90,8 +89,9 @@ class _Written(NamedTuple):
 
 
 class Counts:
-    """The counters of metrics(). Only the current round writes them, and only one runs
-    at a time.
+    """The counters of metrics().
+
+    Only the current round writes them, and only one round runs at a time.
     """
 
     def __init__(self) -> None:
@@ -205,8 +205,9 @@ class Sender:
             self._tell()
 
     def _tell(self) -> None:
-        """Run the callbacks of completed deliveries. After an interrupt, the next call
-        continues.
+        """Run the callbacks of completed deliveries.
+
+        After an interrupt, the next call continues.
         """
         while self._ended:
             self._teller.tell(self._ended[0])
@@ -215,9 +216,7 @@ class Sender:
     def _admitted(
         self, transacting: Transacting, work: list[tuple[Queue, list[Batch]]]
     ) -> list[tuple[Queue, list[Batch]]]:
-        """Add new partitions to the transaction, and return the batches that may be
-        written.
-        """
+        """Add new partitions to the transaction, and return the writable batches."""
         new = transacting.new_partitions((queue.topic, queue.partition) for queue, _ in work)
         if not new:
             return work
@@ -233,11 +232,12 @@ class Sender:
             return [one for one in work if (one[0].topic, one[0].partition) not in new]
         return work
 
-    # -- one queue -----------------------------------------------------------------------------------------------
+    # -- one queue ---------------------------------------------------------------------
 
     def _expire(self, queue: Queue, now_ms: int) -> None:
-        """Fail the batches that are too old. If a batch may be stored, its error
-        reports that.
+        """Fail the batches that are too old.
+
+        If a batch may be stored, its error reports that.
         """
         while queue.batches and self._accumulator.is_expired(queue.batches[0], now_ms):
             batch = queue.batches[0]
@@ -293,10 +293,9 @@ class Sender:
         return self._directory.open_again(queue.topic, queue.partition)
 
     def _settle_attempt(self, queue: Queue, batch: Batch, log: Log) -> None:
-        """Check after a failed sync whether the reopened log contains the written
-        batch.
+        """Check after a failed sync whether the log contains the written batch.
 
-        If it does not, the batch is written again.
+        The log has been opened again. If it does not, the batch is written again.
 
         Raises:
             LogFailedError: the log cannot be read.
@@ -315,8 +314,9 @@ class Sender:
             batch.forget_attempt()
 
     def _is_stored(self, log: Log, batch: Batch) -> bool:
-        """Return whether the log contains the batch at its offset, by producer id and
-        sequence.
+        """Return whether the log contains the batch at its offset.
+
+        It is identified by producer id and sequence.
         """
         receipt = batch.written
         identity = batch.identity
@@ -409,7 +409,7 @@ class Sender:
         queue.identity = None
         self._producer_id = None
 
-    # -- outcomes ------------------------------------------------------------------------------------------------
+    # -- outcomes ----------------------------------------------------------------------
 
     def _sync(self, written: list[_Written]) -> None:
         """Sync each log once, and complete the batches that are durable."""
@@ -483,7 +483,7 @@ class Sender:
         if not self._accumulator.is_open(queue, batch):  # close() ended it concurrently
             return
         batch.failure = error
-        # permanent, because the stored part of the batch was deleted too
+        # A missing topic is permanent: the stored part of the batch was deleted too.
         if isinstance(error, TopicNotFoundError):
             if batch.is_unknown:
                 self._end_identity(queue)

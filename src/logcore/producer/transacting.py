@@ -1,5 +1,4 @@
-"""The transactions of one producer: its state, its identity, and the partitions of its
-transaction.
+"""Transactions of one producer: state, identity and partitions.
 
 Rules (clients reference 2.9, Kafka's TransactionManager):
 - A call that is not allowed in the current state raises ProducerStateError and has no

@@ -76,16 +76,17 @@ def fetch(request: FetchRequest, call: Call, state: State) -> FetchResponse | An
 
 
 def _fetch(request: FetchRequest, names: list[str | None], call: Call, state: State) -> Steps[FetchResponse | Answer]:
-    """Run fetch() once the logs are open. `names` are the names of the requested
-    topics.
+    """Run fetch() once the logs are open.
+
+    `names` are the names of the requested topics.
     """
     response_type = wire.FETCH.Response
     if request.session_id and request.session_epoch > 0:
         return response_type(error_code=codes.FETCH_SESSION_ID_NOT_FOUND)
     # Step 1: list the requested partitions, each of them once.
     wanted: list[_Wanted] = []
-    # positions in `wanted` of missing partitions; as in Kafka, the others are still
-    # waited for
+    # Positions in `wanted` of missing partitions; as in Kafka, the others are still
+    # waited for.
     missing: set[int] = set()
     seen: set[tuple[str | None, int]] = set()
     pace = Pace()
@@ -93,7 +94,7 @@ def _fetch(request: FetchRequest, names: list[str | None], call: Call, state: St
         for partition in topic.partitions:
             if pace.is_over():
                 yield
-            # duplicates are ignored
+            # Duplicates are ignored.
             if (name, partition.partition) not in seen or name is None:
                 seen.add((name, partition.partition))
                 if name is None or partition.partition not in state.numbers_of(name):
@@ -105,7 +106,8 @@ def _fetch(request: FetchRequest, names: list[str | None], call: Call, state: St
         if name is not None and at not in missing
     ]
     growth = None
-    # measured before the logs are read, because others append concurrently
+    # The extent is measured before the logs are read, because others append
+    # concurrently.
     if request.max_wait_ms > 0 and request.min_bytes > 1:
         growth = _Growth(_extent(keys, state, committed=request.isolation_level == 1))
     # Step 2: read the logs.
@@ -151,8 +153,7 @@ class _Extent:
 
 
 class _Growth:
-    """Estimates whether a waiting request could get more bytes than at its last
-    evaluation.
+    """Estimates whether a waiting request could get more bytes now.
 
     An extent of None means that a log was not open.
     """
@@ -160,7 +161,7 @@ class _Growth:
     def __init__(self, extent: _Extent | None) -> None:
         """Initialize with an extent that was measured before the logs were read."""
         self._found = extent
-        # a lower bound for the readable part of `written`
+        # A lower bound for the readable part of `written`.
         self._surely_found: int | None = None
         if extent is not None and extent.readable == extent.ends:
             self._surely_found = extent.written
@@ -241,8 +242,9 @@ class _ParkedFetch:
         self._answer = Answer()
 
     def park(self, *, looks_again: bool) -> Answer:
-        """Start to wait. `looks_again` means that records may have arrived since the
-        logs were read.
+        """Start to wait.
+
+        `looks_again` means that records may have arrived since the logs were read.
         """
         answer = self._answer
         self._timer = self._state.timers.at(self._deadline_ms, self._look)
@@ -275,7 +277,7 @@ class _ParkedFetch:
         try:
             found = state.in_pieces(_collect(self._request, self._wanted, self._missing, self._call, state))
         except Exception as error:
-            # the exception belongs to this request, not to its waker
+            # The exception belongs to this request, not to its waker.
             self._finish(error)
             return
         if isinstance(found, Answer):
@@ -295,7 +297,7 @@ class _ParkedFetch:
         self._size = size
         if self._growth is not None:
             self._growth.found(now)
-        # something may have changed in the chunks that were already read
+        # After a wake-up, the chunks that were already read may have changed.
         if self._was_called:
             self._was_called = False
             self._look(now_ms)
@@ -329,9 +331,9 @@ def _extent(keys: list[tuple[str, int]], state: State, *, committed: bool) -> _E
 def _collect(
     request: FetchRequest, wanted: list[_Wanted], missing: set[int], call: Call, state: State
 ) -> Steps[tuple[FetchResponse, int, bool]]:
-    """Read the logs and return (response, bytes of records, whether to respond at
-    once).
+    """Read the logs, and return the response, its bytes, and its urgency.
 
+    The bytes are those of records. If the response is urgent, it is sent at once.
     `missing` contains the positions in `wanted` of partitions that did not exist when
     the request arrived.
     """
@@ -394,7 +396,8 @@ def _collect(
             offset = partition.fetch_offset
             start = log.log_start_offset
             high_watermark = log.high_watermark
-            # the end of the readable records; read_committed excludes open transactions
+            # The end of the readable records; read_committed excludes open
+            # transactions.
             stable = high_watermark
             if committed:
                 stable = log.last_stable_offset

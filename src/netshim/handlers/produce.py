@@ -103,7 +103,7 @@ def produce(request: ProduceRequest, call: Call, state: State) -> ProduceRespons
             partitions=frozenset(known),
             client_version=2,
         )
-        # if this fails, each partition is refused when it is verified
+        # If this fails, each partition is refused when it is verified.
         state.transactions.ask(asked, call.now_ms, go_on)
 
     answer = Answer()
@@ -112,8 +112,9 @@ def produce(request: ProduceRequest, call: Call, state: State) -> ProduceRespons
 
 
 def _transactional(request: ProduceRequest) -> tuple[set[tuple[str, int]], set[tuple[int, int]]]:
-    """Return the partitions with transactional batches, and their producer ids and
-    epochs.
+    """Return the partitions with transactional batches, and their producers.
+
+    A producer is an id and an epoch.
     """
     partitions = set()
     producers = set()
@@ -151,8 +152,7 @@ def _keep(request: ProduceRequest) -> None:
 
 
 def _produce_one(request: ProduceRequest, call: Call, state: State) -> ProduceResponse | Answer | None:
-    """Handle the usual request: one valid batch for one partition, whose log is open
-    and idle.
+    """Handle the usual request: one valid batch for one idle log.
 
     Return None for every other request, without any change. The general path handles
     these requests, and gives the same answers.
@@ -197,8 +197,9 @@ def _append(log: Log, records: Buffer) -> Receipt | Exception:
 
 
 def _append_from_0(log: Log, records: Buffer) -> _Outcome:
-    """Append a batch, which must have sequence 0 if it is the first of its producer in
-    the log.
+    """Append a batch of a transaction that must start at sequence 0.
+
+    If the log has no batch of the producer, another sequence is refused.
     """
     (sequence,) = _SEQUENCE.unpack_from(records, _SEQUENCE_POSITION)
     producer_id, _ = _PRODUCER.unpack_from(records, _PRODUCER_POSITION)
@@ -238,9 +239,7 @@ def _has_to_wait(log: Log, end: int) -> bool:
 
 
 def _accept(result: ProduceResponse.Topic.Partition, log: Log, receipt: Receipt) -> int:
-    """Write the position of a stored batch into the result, and return the offset after
-    it.
-    """
+    """Write the position of a batch into the result, and return its end offset."""
     result.base_offset = receipt.offset
     result.log_start_offset = log.log_start_offset
     if log.config.is_append_time:
@@ -351,13 +350,13 @@ def _produce(request: ProduceRequest, call: Call, state: State) -> Steps[Produce
             who = (request.transactional_id or "", producer_id, epoch)
             if call.version >= _ADDS_SINCE:
                 append = _append_from_0
-            # markers of this process come from other threads, so the append itself
-            # verifies
+            # Markers of this process come from other threads, so the append itself
+            # verifies.
             if state.is_shared:
                 append = partial(_append_verified, who, key, state, append)
             else:
-                # the batch gets its place among the appends at once, so no marker comes
-                # between
+                # The batch gets its place among the appends at once, so no marker comes
+                # between.
                 refused = state.transactions.verified(who, key, lambda: None)
                 if refused is not None:
                     fail(result, *_refusal_of(refused, call))
@@ -373,7 +372,7 @@ def _produce(request: ProduceRequest, call: Call, state: State) -> Steps[Produce
     pace = Pace()
     is_kept = False
     for topic in request.topic_data:
-        # the last one counts
+        # The last duplicate counts.
         asked_once = {partition.index: partition for partition in topic.partition_data}
         results = [partition_type(index=index, base_offset=-1) for index in asked_once]
         topic_id = topic.topic_id
@@ -429,11 +428,12 @@ def _check_batch(request: ProduceRequest, topic: str, records: Buffer, call: Cal
 
 
 def _refusal_of(error: TransactionError, call: Call) -> tuple[int, str | None]:
-    """Return (code, message) for a producer whose transaction is not open or lacks this
-    partition.
+    """Return (code, message) for a transaction error of a write.
+
+    The producer has no open transaction, or the transaction lacks the partition.
     """
     if error is TransactionError.COORDINATOR_NOT_AVAILABLE:
-        # old clients retry this code
+        # Old clients retry this code.
         return codes.NOT_ENOUGH_REPLICAS, "transactions are not known now"
     if error is TransactionError.CONCURRENT_TRANSACTIONS and call.version < _ADDS_SINCE:
         return codes.NOT_ENOUGH_REPLICAS, "the last transaction of this id has not ended"
@@ -462,9 +462,9 @@ def _why_not_one_batch(records: Buffer) -> str | None:
 
 
 def _code_of_batch(error: Exception, records: Buffer) -> int:
-    """Return code_of() the error, except for a batch with a valid CRC that cannot be
-    read.
+    """Return the error code of a batch that the log refused.
 
+    A batch with a valid CRC that cannot be read gets a code that clients do not retry.
     That batch gets a code that clients do not retry.
     """
     if isinstance(error, CorruptBatchError):
