@@ -116,10 +116,10 @@ def _sendable(told: Any) -> Any:
 class Broker:
     """One broker over a LogDir that is open for writing.
 
-    `submit(work, done)` runs work that may block on the disk. Then, in
-    the broker's thread, it passes the time to state.hear() and calls done(result or
-    exception). `new_id` returns the unique part of a new member id. `later(action)`
-    calls an action in another iteration of the event loop; the default uses `submit`.
+    `submit(work, done)` runs work that may block on the disk. Then, in the broker's
+    thread, it passes the time to state.hear() and calls done(result or exception).
+    `new_id` returns the unique part of a new member id. `later(action)` calls an action
+    in another iteration of the event loop; the default uses `submit`.
     """
 
     def __init__(
@@ -288,7 +288,7 @@ class Broker:
     def stop(self, now_ms: int) -> None:
         """Answer every waiting request, so that connections can be drained.
 
-        Call handle() no more afterwards.
+        Do not call handle() afterwards.
         """
         self.state.is_stopping = True
         self.state.fetches.wake(self.state.fetches.waited_for(), now_ms)

@@ -81,8 +81,8 @@ _Turn = tuple[Callable[[], Any], Callable[[Any], None]]
 #: Maximum number of work items of one key that one thread runs before other keys get a
 #: thread.
 _TURNS_AT_ONCE: Final = 64
-#: Minimum interval between checks for appends of other processes, the cost of checking
-#: one partition, and the share of one processor that all checks may use.
+#: Checks for appends of other processes: their minimum interval, the cost for one
+#: partition, and the share of one processor that all checks may use.
 _FOLLOW_MS: Final = 5
 _LOOK_MS: Final = 0.01
 _LOOK_PART: Final = 0.02
@@ -173,7 +173,7 @@ class State:
         # Requests that are first in all their queues.
         self._next_in_line: deque[_InLine] = deque()
         self._is_starting = False
-        # Errors of opening the logs of the current call.
+        # Logs that could not be opened for the current call, with the errors.
         self._failures: Mapping[Key, LogcoreError] = {}
 
     def hear(self, now_ms: int) -> None:
@@ -403,7 +403,7 @@ class State:
         self._start_first(behind)
 
     def _start_first(self, candidates: Iterable[_InLine]) -> None:
-        """Start those of the candidates that are first in all their queues.
+        """Start the candidates that are first in all their queues.
 
         A loop starts them one after the other instead of recursively: there may be
         hundreds, and each may start the next.

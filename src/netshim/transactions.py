@@ -292,8 +292,8 @@ class TransactionHost:
     def verified(self, who: tuple[str, int, int], partition: Partition, write: Callable[[], T]) -> T | TransactionError:
         """Call write() and return its result if a producer may write now.
 
-        Otherwise, return the error. The producer is identified
-        by a transactional id, a producer id and its epoch.
+        Otherwise, return the error. The producer is identified by a transactional id, a
+        producer id and its epoch.
         """
         if not self._is_loaded:
             return TransactionError.COORDINATOR_NOT_AVAILABLE

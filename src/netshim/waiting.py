@@ -7,9 +7,9 @@ Rules:
   delayed actions use a timer or an Answer.
 - An exception in one waiter must not reach the other waiters or the caller that woke
   them.
-- Handlers process large requests in steps (Steps) and yield to the event loop after
-  each chunk of PIECE entries, because one request may list 100,000 partitions. The
-  state may have changed by the next chunk.
+- Handlers process large requests in steps (Steps), because one request may list 100,000
+  partitions. They yield to the event loop after each chunk of PIECE entries. The state
+  may have changed by the next chunk.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ PIECE: Final = 1_000
 #: them holds its partial result in memory.
 MOST_IN_PIECES: Final = 16
 
-#: Runs work that may block on the disk, then calls done(result or
-#: exception) in the broker's thread.
+#: Runs work that may block on the disk, then calls done(result or exception) in the
+#: broker's thread.
 Submit = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 #: Calls a function in another iteration of the event loop.
 Later = Callable[[Callable[[], None]], object]
@@ -210,9 +210,9 @@ class Pieces:
     def run(self, steps: Steps[_T]) -> _T | Answer:
         """Run the first chunk and return the response if that completed the request.
 
-        Otherwise, return the Answer that will hold the response. If MOST_IN_PIECES requests
-        are already in progress, run all chunks at once. Exceptions of the chunks that run
-        here are raised.
+        Otherwise, return the Answer that will hold the response. If MOST_IN_PIECES
+        requests are already in progress, run all chunks at once. Exceptions of the
+        chunks that run here are raised.
         """
         try:
             next(steps)

@@ -18,9 +18,9 @@ All methods run while the consumer works for a single caller: under its lock, or
 operation of logcore.aio. So no field has its own lock. The listener is called during an
 operation, and may seek and commit.
 
-This module does not divide the partitions of a group (member.py, assignors.py), does
-not write the owner nodes of the registry (ownership.py), does not define the committed
-offsets (commits.py) or the initial positions (consumer.py).
+This module does not divide the partitions of a group (member.py, assignors.py) or write
+the owner nodes of the registry (ownership.py). It does not define the committed offsets
+(commits.py) or the initial positions (consumer.py).
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Assignment:
         self._registration: Registration | None = None
         #: Number of the stream of the registration that this consumer is.
         self._number = 0
-        # It writes its own subscription to the registry, not that of a connector.
+        # Whether it writes its own subscription to the registry, and not a connector.
         self._announces = False
         self._ownership: Ownership | None = None
 

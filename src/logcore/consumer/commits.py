@@ -54,7 +54,7 @@ OnCommit = Callable[[Exception | None, Mapping[TopicPartition, OffsetAndMetadata
 #: Maximum number of queued commits of commit_async(). With a thousand, a sync of 1 ms
 #: costs each commit 1 us. The rest of a commit costs 10 us.
 _MOST_WAITING: Final = 1_000
-#: 68 years. A larger value is certainly not meant as a timeout.
+#: 68 years. A caller that passes more probably means no timeout.
 _LONGEST_SECONDS: Final = 2**31 - 1
 
 

@@ -14,8 +14,8 @@ Rules (clients reference 5):
   max_poll_interval_ms.
 
 This module does not choose the partitions (assignment.py) or the next records
-(fetcher.py), does not divide partitions in a group (member.py, assignors.py), and does
-not store offsets (groups.py).
+(fetcher.py). It does not divide partitions in a group (member.py, assignors.py) or
+store offsets (groups.py).
 """
 
 from __future__ import annotations

@@ -155,7 +155,8 @@ class Fetcher:
     def find_columns(self, max_bytes: int) -> list[Columns]:
         """Read the available columns of the partitions, round-robin, up to max_bytes.
 
-        The size counts keys and values. Only positions that are not in the log move.
+        The size counts keys and values. No position moves, except one that is not in
+        the log.
         """
         found: list[Columns] = []
         order = list(self._readings)

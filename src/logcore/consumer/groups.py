@@ -84,8 +84,7 @@ class Answer:
     """The future result of a request. It is set under the lock of the groups."""
 
     def __init__(self, *, is_awaited: bool = True) -> None:
-        #: Other threads than the requesting one may sleep until the result is
-        #: available.
+        #: Whether other threads may sleep until the result is available.
         self.is_awaited = is_awaited
         #: The end of the member id that a request to join was given, in a group of this
         #: process.

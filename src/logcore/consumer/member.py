@@ -3,9 +3,9 @@
 It joins, assigns partitions as the leader, and detects rebalances.
 
     step() --> None      no change: it waits for others, or the assignment is current
-    LOST      the group has removed the member, and others may own its partitions
-    REJOIN    the group rebalances; the caller gives up partitions, then calls join()
-    Share     its partitions in this generation
+               LOST      the group has removed it, and others may own its partitions
+               REJOIN    the group rebalances: give up partitions, then call join()
+               Share     its partitions in this generation
 
 Rules:
 - A member never waits in this module. The caller calls step() again when the groups

@@ -118,7 +118,7 @@ class Ownership:
         self._held.clear()
 
     def settle(self, wanted: frozenset[TopicPartition], member: GroupMetadata) -> frozenset[TopicPartition]:
-        """Claim the wanted partitions, release the others, and return the owned.
+        """Claim the wanted partitions, release others, and return the owned ones.
 
         The result may have fewer partitions than `wanted`. After an error, the next
         call continues at the same point.

@@ -1,13 +1,14 @@
 """Read positions of a consumer: the log of each partition, and the next offset to read.
 
 Rules:
-- A partition is added or removed while the consumer works for a single caller: under its
-  lock, or in an operation of logcore.aio. Other threads, such as those of
+- A partition is added or removed while the consumer works for a single caller: under
+  its lock, or in an operation of logcore.aio. Other threads, such as those of
   commit_elsewhere() and the loop of logcore.aio, use copies of the mapping.
-- A method that moves a position, pauses a partition or removes it drops the records that
-  were read ahead, which also ends an iteration: Reading.drop().
-- A topic that was deleted and created again is another topic of the same name. Positions
-  and commits of the old topic are not used for the new one, because topic ids differ.
+- A method that moves a position, pauses a partition or removes it drops the records
+  that were read ahead, which also ends an iteration: Reading.drop().
+- A topic that was deleted and created again is another topic of the same name.
+  Positions and commits of the old topic are not used for the new one, because topic ids
+  differ.
 - Appends to these logs wake the consumer, unless only other processes write them.
 
 This module does not choose the partitions (assignment.py) and reads no records

@@ -12,13 +12,13 @@ Rules (clients reference 2.9):
   reading the records of other processes to the last sync. If a process dies while it
   holds the lock, the next one executes its stored decisions.
 - If a record could not be stored, it is unknown whether the log contains it. So the
-  memory is discarded, and the log is read again.
+  state in memory is discarded, and the log is read again.
 - No thread runs in the background: look() ends transactions that have been open for too
   long.
 
-This module does not define how a request changes a transaction (logcore.coordination),
-has no state of a producer (transacting.py), and no transactions that a broker of this
-process coordinates (netshim).
+This module does not define how a request changes a transaction (logcore.coordination).
+It has no state of a producer (transacting.py), and no transactions that a broker of
+this process coordinates (netshim).
 """
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ class TransactionCoordinator:
     # -- stored records
 
     def _catch_up(self, now_ms: int) -> None:
-        """Read the stored records if the memory is not current.
+        """Read the stored records if the state in memory is not current.
 
         Raises:
             LogcoreError: a log cannot be read, or a record cannot be decoded.

@@ -1,8 +1,8 @@
 """Producer: collects records into batches and writes them to the topics of a directory.
 
     with logcore.open_dir("data") as data, data.producer() as producer:
-    future = producer.send("orders", b"value", key=b"key")
-    print(future.result().offset)
+        future = producer.send("orders", b"value", key=b"key")
+        print(future.result().offset)
 
 Rules (clients reference 2):
 - send() adds a record to the open batch of its partition and returns a future. The
@@ -310,7 +310,7 @@ class Producer(ProducerFields):
         addition to the producer's own callback. The call waits up to max_block_ms for
         memory.
 
-        These errors are raised before any effect. The future raises the errors of
+        The errors below are raised before any effect. The future raises the errors of
         writing, such as DeliveryTimeoutError, DurabilityUnknownError,
         InvalidRecordError or RecordTooLargeError.
 
@@ -405,8 +405,8 @@ class Producer(ProducerFields):
         callbacks are not called. The records must not change until the future is done.
 
         The future raises the first error, and the other batches are written
-        nevertheless. This method raises the errors of send(). If some of the records
-        were queued already, the future raises BufferFullError instead.
+        nevertheless. This method raises the errors of send(), except BufferFullError:
+        the future raises it, because some of the records may be queued already.
         """
         rows = list(records)
         keys, sizes = bulk.keys_and_sizes(rows)

@@ -62,9 +62,9 @@ from logcore.recordbatch import RecordBatch, compressor, target_codec
 _ROUND_BYTES: Final = 1 << 20
 #: Number of batches whose latencies and sizes are kept for metrics().
 _KEPT: Final = 1_024
-#: Errors of an append after which the batch may be stored.
+#: After one of these errors of an append, the batch may be stored.
 _UNKNOWN: Final = (LogFailedError, StorageWriteError)
-#: Errors after which no record is stored and a later attempt may succeed.
+#: After one of these errors, no record is stored and a later attempt may succeed.
 _LATER: Final = (DiskFullError, ResourceError, LogLockedError, LogFailedError, StorageWriteError, MemoryError)
 #: Errors that a single record of a batch may cause.
 _OF_RECORDS: Final = (InvalidRecordError, RecordTooLargeError)
@@ -295,7 +295,8 @@ class Sender:
     def _settle_attempt(self, queue: Queue, batch: Batch, log: Log) -> None:
         """Check after a failed sync whether the log contains the written batch.
 
-        The log has been opened again. If it does not, the batch is written again.
+        The log has been opened again. A batch that it does not contain is written
+        again.
 
         Raises:
             LogFailedError: the log cannot be read.

@@ -465,7 +465,6 @@ def _code_of_batch(error: Exception, records: Buffer) -> int:
     """Return the error code of a batch that the log refused.
 
     A batch with a valid CRC that cannot be read gets a code that clients do not retry.
-    That batch gets a code that clients do not retry.
     """
     if isinstance(error, CorruptBatchError):
         with contextlib.suppress(LogcoreError):
