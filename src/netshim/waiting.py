@@ -63,7 +63,7 @@ class Answer:
 
     def __init__(self, *, is_parked: bool = False, is_in_pieces: bool = False) -> None:
         #: True while the request waits for records or for other members, for at most
-        #: the time in the request. A parked request uses no capacity of the broker.
+        #: the time in the request. A parked request does not count as in progress.
         self.is_parked = is_parked
         #: True if the connection must start no other request until this one is set. A
         #: later request might overtake the remaining chunks.
