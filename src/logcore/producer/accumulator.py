@@ -51,9 +51,9 @@ Row = tuple[bytes | None, bytes | None, Any, int | None]
 class Columns:
     """Records as columns.
 
-    Keys and values are (data, edges, nulls), or None if all are null. The edges are int64
-    of shape (n + 1,), and the nulls are uint8 of shape (n,), or None. The times are
-    int64, or None for the current time.
+    Keys and values are (data, edges, nulls), or None if all are null. The edges are
+    int64 of shape (n + 1,), and the nulls are uint8 of shape (n,), or None. The times
+    are int64, or None for the current time.
     """
 
     keys: tuple[Any, npt.NDArray[np.int64], Any] | None
