@@ -6,6 +6,7 @@ many lines of a call.
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -98,3 +99,11 @@ def test_poll_interrupted_at_any_line_of_the_fetcher_passes_no_record_over(how: 
         assert len(set(case.seen)) == 8, f"line {nth}"
         case.judge()
     assert nth > 25
+
+
+def test_registry_close_interrupted_at_any_line_ends_the_session() -> None:
+    """An interrupt after the flag was set left the lease to the end of the process, and a second close() did nothing."""
+    lines = calls.count_lines(calls.Registering)
+    for nth in range(lines - 25, lines + 1):
+        calls.interrupt_at(calls.Registering, nth)
+        gc.collect()

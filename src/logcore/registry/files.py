@@ -856,13 +856,12 @@ class FileRegistry:
     def close(self) -> None:
         """Deletes this session's ephemeral nodes and ends it. A second call does nothing."""
         with self._mutex:
-            if self._is_closed:
-                return
-            self._is_closed = True
             lease = self._lease
             if lease is None or self._fs.forks != self._forks:
+                self._is_closed = True
                 return
             try:
+                self._is_closed = True  # inside: an interrupt after it still releases the lease
                 if not lease.is_expired:
                     self._end(lease.id)
             except RegistryLockedError:
