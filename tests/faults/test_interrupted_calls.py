@@ -102,7 +102,7 @@ def test_poll_interrupted_at_any_line_of_the_fetcher_passes_no_record_over(how: 
 
 
 def test_registry_close_interrupted_at_any_line_ends_the_session() -> None:
-    """An interrupt after the flag was set left the lease to the end of the process, and a second close() did nothing."""
+    """An interrupt after the flag was set left the lease until the end of the process: a second close() did nothing."""
     lines = calls.count_lines(calls.Registering)
     for nth in range(lines - 25, lines + 1):
         calls.interrupt_at(calls.Registering, nth)

@@ -400,12 +400,15 @@ class Writer(Appender):
         state = self.state
         if self._is_released:
             return
-        self._is_released = True
-        state.is_closed = True
         if self.fs.forks != self.forks:  # a forked child: the files and the lock are its parent's
+            self._is_released = True
+            state.is_closed = True
             state.segments = []
             return
         try:
+            # Inside: an interrupt after these lines still releases the claim.
+            self._is_released = True
+            state.is_closed = True
             if self.commit.failure is None and (self.sharing is None or self.sharing.has_turn):
                 with checkpoint.expecting_directory(self.fs, self.path):
                     self._finish_locked()
