@@ -1,23 +1,30 @@
-"""Who is in a consumer group and how far the group has come; which transactions are open: Kafka's coordinators, pure.
+"""Group membership and progress, and open transactions: Kafka's coordinators, without
+I/O.
 
 Rules:
-- A transition changes one group, or one transactional id, and returns effects: replies, records to store, timers,
-  events. It carries out none.
-- Time comes with each call, chance as `new_id`, and requests are told apart by a `waiter` that only the caller knows.
-- So a broker, a process without one and a simulation with a virtual clock drive the same code.
+- A transition changes one group, or one transactional id, and returns effects: replies,
+  records to store, timers, events. It does not carry them out.
+- The caller passes the time and the source of random ids (`new_id`). It identifies a
+  request by a `waiter`.
+- A broker, a process without a broker and a simulation with a virtual clock therefore
+  run the same code.
 
-    effects        what a transition asks for, and how requests end
+    effects        effects of a transition, and outcomes of requests
     group          a group and its members: facts, decisions, small changes
     membership     joining, syncing, heartbeats, leaving, timeouts
     consumergroup  a group of the consumer protocol (KIP-848): facts, decisions
-    heartbeats     its members: joining, giving up and getting partitions, leaving, timeouts
-    targets        its assignors: which member is to have what
+    heartbeats     its members: joining, revoking and getting partitions, leaving,
+    timeouts
+    classicmembers classic members of such a group, and changes of protocol
+    targets        its assignors, which compute the target of each member
     offsets        commits, their deletion and their expiry
-    coordinator    all groups of one broker: which group a request means
-    timers         what is due at which time
-    transactions   all transactional ids of one broker, and what each request makes of them
-    transactioneffects  the same as effects, of transactions
+    coordinator    all groups of one broker: finds the group of a request
+    timers         deadline queue without a clock
+    remembered     memory limit for all client state
+    packing        a group as the text of a registry node
+    transactions   all transactional ids of one broker, and their transitions
+    transactioneffects  effects of transactions, and outcomes of requests
 
-Not here: the shapes of requests, error codes by version, the log that stores the records, which topics exist. A group
-that has members does not change its protocol.
+This package does not know the protocol's messages, error codes by version, the log that
+stores the records, or which topics exist.
 """

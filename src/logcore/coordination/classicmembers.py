@@ -1,24 +1,31 @@
-"""Members of the classic protocol in a consumer group, and groups that change their protocol while they run.
+"""Members of the classic protocol in a consumer group, and conversions of running
+groups.
 
-So the clients of a group can be exchanged one by one (broker reference 4.8, KIP-848's online migration):
+The clients of a group can therefore be upgraded one by one (broker reference 4.8,
+KIP-848's online migration):
 
-    classic group --a member of the consumer protocol joins-->                  consumer group, with members of both
-    consumer group --the last member of that protocol is gone, others stay-->   classic group, which rebalances
+    classic group --a member of the consumer protocol joins-->
+        consumer group, with members of both protocols
+    consumer group --its last member of that protocol leaves, others remain-->
+        classic group, which rebalances
 
 Rules:
-- Members keep their partitions when a group changes its protocol. They are told to join again, and come to their new
-  targets as all members do.
-- A member of the classic protocol has the same facts as others, and besides what it said when it joined. Its generation
-  is its epoch. It does not lead: the coordinator assigns.
-- Such a member says what it owns by joining, and learns what to use by syncing. Its heartbeats are answered with
-  REBALANCE_IN_PROGRESS when it has to join again: the group is ahead of it, it has to give up partitions, or those that
-  it waited for are free. If it does not join within its rebalance timeout, it is removed.
-- An upgrade is stored with the step that causes it, in one batch. If that cannot be stored, the group has members of
-  both protocols all the same; the facts of the former members are stored with the next records.
-- A group goes back when no record of it is on its way to the disk. The records of the consumer protocol are deleted in
-  the batch that holds the group's first record of the classic one.
+- Members keep their partitions when a group changes its protocol. They are asked to
+  rejoin, and then reach their new targets like all members.
+- A classic member has the same facts as other members, and additionally the data of its
+  Join. Its generation is its epoch. It never leads: the coordinator assigns.
+- A classic member reports its partitions when it joins and receives its assignment when
+  it syncs. Its heartbeats return REBALANCE_IN_PROGRESS in three cases: the group has a
+  higher epoch, the member must give up partitions, or partitions that it waited for are
+  free. If it does not rejoin within its rebalance timeout, it is removed.
+- An upgrade is stored in one batch with the step that causes it. If the batch cannot be
+  stored, the group still has members of both protocols. The facts of the former members
+  are stored with the next records.
+- A group is downgraded when none of its records is being stored. One batch deletes the
+  records of the consumer protocol and contains the first classic record.
 
-A group with an assignor that hands on more than partitions is not upgraded, because that data would be lost.
+A group is not upgraded if its assignor distributes data besides partitions, because
+that data would be lost.
 """
 
 from __future__ import annotations
@@ -59,7 +66,8 @@ from logcore.format.consumergrouprecords import (
 )
 from logcore.format.grouprecords import Subscription, assignment_value, read_subscription, read_whole_assignment
 
-#: In a batch: the group before its members' targets, and these before how far members are, as Kafka writes them.
+#: Order of the records in a batch, as Kafka writes them: the group, the targets of its
+#: members, and their progress.
 _ORDER: Final = (Kind.CLASSIC, Kind.MEMBER, Kind.GROUP, Kind.TARGET, Kind.TARGET_EPOCH, Kind.CURRENT)
 
 
@@ -67,8 +75,9 @@ _ORDER: Final = (Kind.CLASSIC, Kind.MEMBER, Kind.GROUP, Kind.TARGET, Kind.TARGET
 
 
 def upgrade(group: Group, request: Beat, waiter: Waiter, around: Surroundings) -> list[Effect]:
-    """A member of the consumer protocol joins a group with members of the classic one. If it is refused, nothing
-    changes.
+    """Upgrade a classic group because a member of the consumer protocol joins.
+
+    If the member is refused, the group does not change.
     """
     try:
         consumers = _upgraded(group, around)
@@ -76,7 +85,8 @@ def upgrade(group: Group, request: Beat, waiter: Waiter, around: Surroundings) -
         return [Reply(waiter, refused.result)]
     owed: list[Fact] = [(Kind.CLASSIC, ""), *consumers.facts()]
     owed.sort(key=lambda fact: _ORDER.index(fact[0]))
-    # The heartbeat decides: the group has to be of the consumer protocol to ask it, and goes back if it is refused.
+    # The heartbeat decides. It needs a consumer group, so the conversion is undone if
+    # the heartbeat is refused.
     former_state = group.state
     former_ms = group.state_ms
     group.consumers = consumers
@@ -85,7 +95,7 @@ def upgrade(group: Group, request: Beat, waiter: Waiter, around: Surroundings) -
         group.consumers = None
         group.enter(former_state, former_ms)
         return joining
-    # Requests of the classic protocol that wait are answered before the newcomer.
+    # Waiting requests of the classic protocol are answered before the new member.
     effects = membership.end_rebalance(group)
     effects += membership.forget_timers(group)
     members = [*group.members]
@@ -96,7 +106,7 @@ def upgrade(group: Group, request: Beat, waiter: Waiter, around: Surroundings) -
 
 
 def _upgraded(group: Group, around: Surroundings) -> ConsumerGroup:
-    """The same group in words of the consumer protocol. Raises Refused."""
+    """Return the consumer group with the members of a classic group; may raise Refused."""
     text = ""
     if not around.rules.may_upgrade:
         text = "is of the classic protocol"
@@ -110,15 +120,16 @@ def _upgraded(group: Group, around: Surroundings) -> ConsumerGroup:
     consumers.put((Kind.GROUP, ""), GroupEpoch(group.generation))
     consumers.put((Kind.TARGET_EPOCH, ""), group.generation)
     said = {member_id: _said(group, member) for member_id, member in group.members.items()}
-    # A partition has one owner. If an assignor of clients gave it to two members, the second one learns when it joins
-    # that it has lost it.
+    # A partition has one owner. If a client's assignor gave it to two members, the
+    # second one learns of the loss when it rejoins.
     taken: set[Partition] = set()
     shares: dict[str, Partitions] = {}
     for member_id, (_, partitions) in said.items():
         shares[member_id] = _with_ids(partitions, around.topics).difference(taken)
         taken |= shares[member_id]
-    # A cooperative member may not have learnt yet that it has to give up partitions. It keeps those that it had when it
-    # joined, unless another member has them, until it joins again and says that it gave them up.
+    # A cooperative member may not know yet that it must give up partitions. It keeps
+    # those it had when it joined, unless another member has them. It gives them up when
+    # it rejoins.
     for member_id, (subscription, _) in said.items():
         kept = _with_ids(subscription.owned, around.topics).difference(taken)
         shares[member_id] |= kept
@@ -129,7 +140,7 @@ def _upgraded(group: Group, around: Surroundings) -> ConsumerGroup:
 
 
 def _said(group: Group, member: Member) -> tuple[Subscription, Sequence[tuple[str, int]]]:
-    """What a member said when it joined, and what it is assigned. Raises Refused."""
+    """Return the subscription and the assignment of a member; may raise Refused."""
     subscription = read_subscription(member.metadata(group.protocol) or member.protocols[0][1])
     assignment = read_whole_assignment(member.assignment)
     if subscription is None or assignment is None:
@@ -164,7 +175,7 @@ def _kept(group: Group, text: str) -> Refused:
 
 
 def _with_ids(partitions: Sequence[tuple[str, int]], topics: Topics) -> Partitions:
-    """Partitions of topics that there are."""
+    """Return the partitions of existing topics, with topic ids."""
     ids: dict[str, bytes] = {}
     for name in {name for name, _ in partitions}:
         facts = topics.facts(name)
@@ -174,9 +185,7 @@ def _with_ids(partitions: Sequence[tuple[str, int]], topics: Topics) -> Partitio
 
 
 def downgrade(group: Group, around: Surroundings) -> list[Effect]:
-    """Makes a consumer group one of the classic protocol if only members of that are left, and nothing of it is on its
-    way to the disk.
-    """
+    """Downgrade a consumer group that has only classic members and no pending records."""
     consumers = group.consumers
     if consumers is None or not around.rules.may_downgrade:
         return []
@@ -188,9 +197,10 @@ def downgrade(group: Group, around: Surroundings) -> list[Effect]:
     group.consumers = None
     stored = dict.fromkeys([*consumers.unsure, *consumers.facts()])
     group.owed = tuple(fact for fact in stored if fact[0] is not Kind.CLASSIC)
-    # No member is further than the targets, so that the generation to come is one that no member knows.
+    # No member's epoch is above the target epoch, so no member knows the next
+    # generation.
     group.generation = consumers.target_epoch
-    # A member may still use partitions of a topic that no member subscribes to any more.
+    # A member may still use partitions of a topic that no member subscribes to now.
     names = _names({*around.topics.names(), *consumers.subscribed()}, around.topics)
     for member_id, member in consumers.members.items():
         group.add(_classic(member_id, member, consumers, names), CONSUMER)
@@ -203,7 +213,7 @@ def downgrade(group: Group, around: Surroundings) -> list[Effect]:
 
 
 def _first(consumers: ConsumerGroup) -> Sequence[str]:
-    """The protocols of the first member."""
+    """Return the protocols of the first member."""
     member = next(iter(consumers.members.values()))
     assert member.classic is not None
     return [name for name, _ in member.classic.protocols]
@@ -220,13 +230,14 @@ def _classic(member_id: str, member: ConsumerMember, consumers: ConsumerGroup, n
         rebalance_timeout_ms=member.rebalance_timeout_ms,
         session_timeout_ms=member.classic.session_timeout_ms,
         protocols=member.classic.protocols,
-        # It may be using both. It learns of neither, because the group rebalances at once.
+        # The member may be using both. It receives neither, because the group
+        # rebalances at once.
         assignment=_encoded(current.assigned | current.revoking, names),
     )
 
 
 def _names(names: Iterable[str], topics: Topics) -> dict[bytes, str]:
-    """Of topics that there are, by their ids."""
+    """Return the names of existing topics by topic id."""
     found: dict[bytes, str] = {}
     for name in names:
         facts = topics.facts(name)
@@ -236,7 +247,7 @@ def _names(names: Iterable[str], topics: Topics) -> dict[bytes, str]:
 
 
 def _encoded(partitions: Partitions, names: Mapping[bytes, str]) -> bytes:
-    """An assignment as members of the classic protocol read it."""
+    """Encode an assignment for members of the classic protocol."""
     return assignment_value(sorted((names[topic_id], number) for topic_id, number in partitions if topic_id in names))
 
 
@@ -246,7 +257,10 @@ def _encoded(partitions: Partitions, names: Mapping[bytes, str]) -> bytes:
 def join(
     group: Group, request: Join, waiter: Waiter, around: Surroundings, *, new_id: Callable[[], str]
 ) -> list[Effect]:
-    """Carries out a request that membership.check_join() passed. The reply is Joined or JoinRefused."""
+    """Carry out a Join that membership.check_join() accepted.
+
+    The reply is Joined or JoinRefused.
+    """
     step = _ClassicStep(group, around)
     member_id = request.member_id
     if not member_id:
@@ -280,7 +294,10 @@ def heartbeat(
 def leave(
     group: Group, members: Sequence[tuple[str, str | None]], around: Surroundings
 ) -> tuple[list[GroupError | None], list[Effect]]:
-    """Takes (member id, instance id) pairs out; an error or None for each. An instance id alone is enough."""
+    """Remove (member id, instance id) pairs; return an error or None for each.
+
+    An instance id alone is sufficient.
+    """
     step = _ClassicStep(group, around)
     results = [step.leave(member_id, instance_id) for member_id, instance_id in members]
     step.finish([])
@@ -288,12 +305,12 @@ def leave(
 
 
 class _ClassicStep(heartbeats.Step):
-    """A step that a request of the classic protocol causes."""
+    """A step caused by a request of the classic protocol."""
 
     # -- joining
 
     def why_not(self, request: Join, member_id: str) -> GroupError | None:
-        """Why a member may not join, as far as its request says."""
+        """Check a Join against the group; return None if the member may join."""
         consumers = self.consumers
         names = [name for name, _ in request.protocols]
         if membership.is_too_long(member_id):
@@ -308,7 +325,9 @@ class _ClassicStep(heartbeats.Step):
         return None
 
     def _subscription(self, request: Join) -> Subscription | None:
-        """By the protocol that the member likes best, which is the one that it is told to use."""
+        """Return the subscription of the member's preferred protocol, which it will
+        use.
+        """
         if not request.protocols:
             return None
         return read_subscription(request.protocols[0][1])
@@ -320,8 +339,8 @@ class _ClassicStep(heartbeats.Step):
         subscription = self._subscription(request)
         assert subscription is not None, "why_not() has looked"
         if member_id not in self.consumers.members and subscription.owned:
-            # It was removed and does not know: its partitions may belong to others by now. The error makes it drop
-            # them.
+            # The member was removed without knowing it, and its partitions may have new
+            # owners. The error makes it drop them.
             raise heartbeats.unknown(member_id)
         self._take_place(request, member_id)
         is_changed = self._keep_classic(request, member_id, subscription)
@@ -343,7 +362,10 @@ class _ClassicStep(heartbeats.Step):
         )
 
     def _take_place(self, request: Join, member_id: str) -> None:
-        """Checks the ids of a member that joins. A static member that comes back without its id takes its old place."""
+        """Check the ids of a member that joins.
+
+        A static member that returns without its id replaces its old member.
+        """
         consumers = self.consumers
         instance_id = request.instance_id
         if member_id in consumers.members and not consumers.is_classic(member_id):
@@ -360,7 +382,7 @@ class _ClassicStep(heartbeats.Step):
             raise Refused(GroupError.FENCED_INSTANCE_ID, f"another member is instance {instance_id}")
 
     def _keep_classic(self, request: Join, member_id: str, subscription: Subscription) -> bool:
-        """Keeps what the request says of the member. Returns whether its subscription has changed."""
+        """Store the member data of a Join; return whether the subscription has changed."""
         before = self.consumers.members.get(member_id)
         member = ConsumerMember(
             instance_id=request.instance_id,
@@ -397,7 +419,8 @@ class _ClassicStep(heartbeats.Step):
         if error is not None:
             return error
         current = self.consumers.current(member_id)
-        # A member that has to give up partitions gets its assignment: it gives up the others and joins again unasked.
+        # A member that must give up partitions gets its assignment. It then gives up
+        # the other partitions and rejoins without being asked.
         if self.consumers.epoch > current.member_epoch and current.state is not MemberState.UNREVOKED:
             self._ask_to_rejoin(member_id)
             return GroupError.REBALANCE_IN_PROGRESS

@@ -1,24 +1,28 @@
-"""A group of the consumer protocol (KIP-848): its facts, decisions from them, and small changes.
+"""A group of the consumer protocol (KIP-848): its facts, decisions from them, small
+changes.
 
 Rules:
-- A fact is the value of one record, and nothing else is known of a group: loading puts the same facts as a transition
-  does.
-- A change of the members, of their subscriptions or of the topics in these raises the epoch of the group. For a raised
-  epoch the targets are computed: the partitions that each member shall have. Each heartbeat of a member brings it
-  nearer to its target.
-- A partition is in `assigned` or `revoking` of at most one member, its owner. No other member gets it before the owner
-  has said that it gave it up, or is removed.
+- A fact is the value of one record, and a group consists of facts only. Loading applies
+  the same facts as a transition.
+- The group epoch increases if the members, their subscriptions or the subscribed topics
+  change. The targets, each member's intended partitions, are then computed again. Each
+  heartbeat moves a member closer to its target.
+- A partition is in `assigned` or `revoking` of at most one member, its owner. No other
+  member gets it before the owner has confirmed that it gave it up, or is removed.
 
-A member's states (broker reference 4.4), by what reconciled() makes of them:
+States of a member (broker reference 4.4), as computed by reconciled():
 
-    STABLE      at the target that it was told
-    UNREVOKED   has to give up `revoking`, and to say so with a heartbeat that lists what it owns
+    STABLE      has reached the target that it was sent
+    UNREVOKED   must give up `revoking` and confirm it with a heartbeat that lists its
+    partitions
     UNRELEASED  waits for partitions that others have not given up
 
-Members of the classic protocol may be in such a group, so that its clients can be exchanged one by one. Their facts are
-the same; classicmembers.py translates their requests and answers.
+Such a group may contain members of the classic protocol, so that its clients can be
+upgraded one by one. Their facts are the same; classicmembers.py translates their
+requests and answers.
 
-Which change follows on which request is decided in heartbeats.py. Nothing here asks for an effect.
+heartbeats.py decides which change a request causes. This module does not return
+effects.
 """
 
 from __future__ import annotations
@@ -52,35 +56,36 @@ from logcore.format.grouprecords import GroupRecord, group_key
 ASSIGNING: Final = "Assigning"
 RECONCILING: Final = "Reconciling"
 
-#: The member epoch of a static member that left and means to come back.
+#: The member epoch of a static member that left temporarily.
 AWAY: Final = -2
 NOTHING: Final[Partitions] = frozenset()
-#: A record without its group: its kind and name.
+#: The identity of a record in its group: its kind and name.
 Fact = tuple[Kind, str]
 _T = TypeVar("_T")
 
 
 class Topics(Protocol):
-    """The topics of the cluster. version: another one after each change of them."""
+    """The topics of the cluster. `version` changes with each change of them."""
 
     @property
     def version(self) -> int: ...
 
     def names(self) -> Iterable[str]:
-        """Those that a pattern may mean."""
+        """Return the names that a pattern can match."""
         ...
 
     def facts(self, name: str) -> tuple[bytes, int] | None:
-        """Id and number of partitions; None when there is no such topic."""
+        """Return id and number of partitions; None if the topic does not exist."""
         ...
 
 
-#: Gives the test whether a pattern means a topic's whole name. Raises ValueError for a pattern that is none.
+#: Return a test whether a pattern matches a topic's whole name. Raises ValueError for
+#: an invalid pattern.
 Compile = Callable[[str], Callable[[str], bool]]
 
 
 class NoTopics:
-    """For coordinators that serve no group of this protocol, but keep those they find."""
+    """For coordinators that do not serve this protocol, but keep such groups."""
 
     version = 0
 
@@ -93,22 +98,19 @@ class NoTopics:
 
 @attrs.define(eq=False)
 class Written:
-    """What one step changed: the values of before, in order, and the answers to give once that is on disk."""
+    """The changes of one step, with the former values in order."""
 
     before: list[tuple[Fact, ConsumerValue]] = attrs.Factory(list[tuple[Fact, ConsumerValue]])
     records: list[GroupRecord] = attrs.Factory(list[GroupRecord])
+    #: To be given once the records are durable.
     answers: list[tuple[Waiter, Result]] = attrs.Factory(list[tuple[Waiter, Result]])
 
 
 class ConsumerGroup:
-    """members, targets, currents, by member id; patterns by their text: the facts. owners: of each partition.
+    """The facts of one group, and its steps in progress.
 
-    storing: steps whose records are on their way to the disk; queued: those whose records follow. unsure: facts whose
-    records could not be stored, and may be on disk all the same; they are written again with the next ones.
-    seen_version: of the topics, when they were last compared with the facts. deadlines_ms: when sessions end;
-    timers_ms: when that is checked next, which may be earlier. revocations: members with a timer for giving up
-    partitions. rejoins, syncs: members of the classic protocol with a timer for joining again, and for asking for their
-    assignment.
+    The facts are the two epochs with the metadata hash, and `members`, `targets` and
+    `currents` by member id, and `patterns` by their text.
     """
 
     def __init__(self, group_id: str) -> None:
@@ -120,20 +122,30 @@ class ConsumerGroup:
         self.targets: dict[str, Partitions] = {}
         self.currents: dict[str, Current] = {}
         self.patterns: dict[str, Resolved] = {}
+        #: The owner of each partition.
         self.owners: dict[Partition, str] = {}
         self.static: dict[str, str] = {}
+        #: Steps whose records are being stored.
         self.storing: list[Written] = []
+        #: Steps whose records are stored next.
         self.queued: list[Written] = []
+        #: Facts whose records could not be stored, but may be on disk. They are written
+        #: again with the next records.
         self.unsure: dict[Fact, None] = {}
+        #: Version of the topics when they were last compared with the facts.
         self.seen_version: int | None = None
+        #: The end of each member's session.
         self.deadlines_ms: dict[str, int] = {}
+        #: When that end is checked next; it can be before the end.
         self.timers_ms: dict[str, int] = {}
+        #: Members with a timer for giving up partitions.
         self.revocations: set[str] = set()
+        #: Classic members with a timer for rejoining, and for their Sync request.
         self.rejoins: set[str] = set()
         self.syncs: set[str] = set()
 
     def held_bytes(self) -> int:
-        """About how much memory its members take."""
+        """Return the approximate memory use of the members."""
         size = 0
         for member in self.members.values():
             texts = (*member.topic_names, member.client_id, member.pattern or "", member.instance_id or "")
@@ -161,11 +173,12 @@ class ConsumerGroup:
                 return self.currents.get(name)
             case Kind.PATTERN:
                 return self.patterns.get(name)
-            case Kind.CLASSIC | Kind.TOPICS:  # they are only ever deleted
+            # Such records are only deleted.
+            case Kind.CLASSIC | Kind.TOPICS:
                 return None
 
     def put(self, fact: Fact, value: ConsumerValue) -> None:
-        """Takes a fact over. None takes it away."""
+        """Set a fact; None deletes it."""
         kind, name = fact
         match kind:
             case Kind.GROUP:
@@ -186,7 +199,7 @@ class ConsumerGroup:
                 pass
 
     def _put_member(self, member_id: str, member: ConsumerMember | None) -> None:
-        # Another member may have taken over the instance id since, and keeps it.
+        # Another member may have taken over the instance id, and keeps it.
         before = self.members.get(member_id)
         if before is not None and before.instance_id is not None and self.static.get(before.instance_id) == member_id:
             del self.static[before.instance_id]
@@ -206,7 +219,10 @@ class ConsumerGroup:
                 self.owners[partition] = member_id
 
     def facts(self) -> Iterator[Fact]:
-        """All that have a record, members first and the group last, as Kafka deletes them."""
+        """Yield all facts with a record, members first and the group last.
+
+        Kafka deletes them in this order.
+        """
         yield from ((Kind.CURRENT, name) for name in self.currents)
         yield from ((Kind.TARGET, name) for name in self.targets)
         yield from ((Kind.MEMBER, name) for name in self.members)
@@ -218,24 +234,25 @@ class ConsumerGroup:
 
     def record(self, fact: Fact, value: ConsumerValue) -> GroupRecord:
         kind, _ = fact
-        if kind is Kind.CLASSIC:  # only ever deleted here
+        # Only deleted here.
+        if kind is Kind.CLASSIC:
             value = None
         return fact_key(self.group_id, fact), consumer_value(value)
 
     def tombstones(self) -> tuple[GroupRecord, ...]:
-        """Records that delete all of the group, also what may be on disk unknown to us."""
+        """Return records that delete the whole group, including facts in `unsure`."""
         return tuple(self.record(fact, None) for fact in dict.fromkeys([*self.unsure, *self.facts()]))
 
     # -- decisions
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is on its way to the disk, so that the facts are ahead of it."""
+        """Whether records are being stored, so that the facts are ahead of the disk."""
         return bool(self.storing)
 
     @property
     def state(self) -> str:
-        """By Kafka's names. It looks at all members."""
+        """The state of the group by Kafka's names. Computing it visits all members."""
         if not self.members:
             return "Empty"
         if self.epoch > self.target_epoch:
@@ -250,7 +267,7 @@ class ConsumerGroup:
         return self.currents.get(member_id) or Current()
 
     def check_member(self, member_id: str, instance_id: str | None) -> GroupError | None:
-        """Checks the two ids of a request that does not join."""
+        """Check the two ids of a request that does not join."""
         if instance_id is not None:
             present = self.static.get(instance_id)
             if present is None:
@@ -262,7 +279,7 @@ class ConsumerGroup:
         return GroupError.UNKNOWN_MEMBER_ID
 
     def check_epoch(self, member_id: str, member_epoch: int) -> GroupError | None:
-        """Checks a member that commits or fetches offsets: it has to know its present epoch."""
+        """Check that a member that commits or fetches offsets has its present epoch."""
         member = self.members.get(member_id)
         if member is None:
             return GroupError.UNKNOWN_MEMBER_ID
@@ -273,18 +290,20 @@ class ConsumerGroup:
         return GroupError.STALE_MEMBER_EPOCH
 
     def is_classic(self, member_id: str) -> bool:
-        """Whether there is such a member, and it speaks the classic protocol."""
+        """Return whether this is a member that uses the classic protocol."""
         member = self.members.get(member_id)
         return member is not None and member.classic is not None
 
     @property
     def is_all_classic(self) -> bool:
-        """Whether it has members, and all of them speak the classic protocol."""
+        """Whether the group has members, and all of them use the classic protocol."""
         return bool(self.members) and all(member.classic is not None for member in self.members.values())
 
     def supports(self, protocol_type: str, names: Iterable[str]) -> bool:
-        """Whether a member with these classic protocols could be in the group. One of them must be common to all such
-        members, in case only they are left: the group then goes back to the classic protocol.
+        """Return whether a member with these classic protocols could be in the group.
+
+        At least one protocol must be common to all classic members. If only they
+        remain, the group is downgraded and needs it.
         """
         if protocol_type != "consumer":
             return False
@@ -295,15 +314,16 @@ class ConsumerGroup:
         return bool(common)
 
     def waits_for_others(self, member_id: str) -> bool:
-        """Whether another member still owns a partition of this member's target."""
+        """Return whether another member still owns a partition of this member's target."""
         missing = self.targets.get(member_id, NOTHING) - self.current(member_id).assigned
         return any(partition in self.owners for partition in missing)
 
     def accepts_epoch(self, member_id: str, member_epoch: int, owned: Partitions | None) -> bool:
-        """Whether a heartbeat names the present epoch of the member, or the one before because an answer was lost.
+        """Return whether a heartbeat has the member's present epoch, or the one before.
 
-        This holds for joining too: a request to join that arrives late, when the member has partitions, must not be
-        taken as its statement that it owns nothing.
+        A member sends the one before if an answer was lost. This applies to joining
+        too: a Join that arrives late, when the member has partitions, must not count as
+        a report that it owns none.
         """
         current = self.current(member_id)
         if member_epoch == current.member_epoch:
@@ -312,8 +332,9 @@ class ConsumerGroup:
         return is_one_behind and owned is not None and owned <= current.assigned
 
     def assignor(self) -> str:
-        """The assignor that most members ask for; of equals the one that was asked for first. If no member asks, the
-        first that there is.
+        """Return the assignor that most members request, in a tie the first requested.
+
+        If no member requests one, this is the first in ASSIGNORS.
         """
         votes = Counter(member.assignor for member in self.members.values() if member.assignor is not None)
         if not votes:
@@ -321,7 +342,7 @@ class ConsumerGroup:
         return votes.most_common(1)[0][0]
 
     def subscribed(self) -> frozenset[str]:
-        """Names of topics that the members want, also those that do not exist."""
+        """Return the names of all subscribed topics, including missing topics."""
         wanted = {(member.topic_names, member.pattern) for member in self.members.values()}
         return frozenset(name for names, pattern in wanted for name in self._wanted(names, pattern))
 
@@ -334,7 +355,10 @@ class ConsumerGroup:
         return frozenset((*names, *resolved.topics))
 
     def hash_of(self, topics: Topics) -> int:
-        """Of the topics that the members want and that exist; 0 for none. Only whether two are the same counts."""
+        """Return a hash of the existing subscribed topics; 0 if there are none.
+
+        Hashes are only compared for equality.
+        """
         found = [(name, topics.facts(name)) for name in sorted(self.subscribed())]
         known = [f"{name} {facts[0].hex()} {facts[1]}" for name, facts in found if facts is not None]
         if not known:
@@ -343,7 +367,7 @@ class ConsumerGroup:
         return int.from_bytes(digest, "big", signed=True)
 
     def compute_targets(self, topics: Topics) -> Targets:
-        """The partitions that each member shall have."""
+        """Return the target partitions of each member."""
         ids: dict[str, bytes] = {}
         counts: dict[bytes, int] = {}
         for name in sorted(self.subscribed()):
@@ -351,7 +375,8 @@ class ConsumerGroup:
             if facts is not None:
                 ids[name] = facts[0]
                 counts[facts[0]] = facts[1]
-        # Members with equal subscriptions share one set: the assignors compare sets by identity first.
+        # Members with equal subscriptions share one set, because the assignors compare
+        # sets by identity first.
         shared: dict[tuple[tuple[str, ...], str | None], frozenset[bytes]] = {}
         members = []
         for member_id, member in self.members.items():
@@ -372,9 +397,10 @@ class ConsumerGroup:
         return ASSIGNORS[self.assignor()](members, counts)
 
     def reconciled(self, member_id: str, owned: Partitions | None) -> Current | None:
-        """The next state of a member with this heartbeat; None when a member of an unknown state must join again.
+        """Return the next state of a member that sent a heartbeat.
 
-        owned: what it says that it still has, None when it says nothing.
+        `owned` contains the partitions that the member reports, None if it reports
+        none. The result is None if the member's state is unknown and it must rejoin.
         """
         current = self.current(member_id)
         match current.state:
@@ -384,7 +410,8 @@ class ConsumerGroup:
                 return self._next(member_id, current, current.member_epoch, owned)
             case MemberState.UNREVOKED:
                 if owned is None or owned & current.revoking:
-                    return current  # it has not given up everything yet
+                    # It has not given up all of them yet.
+                    return current
                 return self._next(member_id, current, current.member_epoch + 1, owned)
             case MemberState.UNKNOWN:
                 if owned is None or owned:
@@ -398,7 +425,8 @@ class ConsumerGroup:
         new = target - keep
         unreleased = frozenset(partition for partition in new if partition in self.owners)
         revoking = NOTHING
-        # Giving up comes before getting more. A member that says that it does not own those has given them up already.
+        # A member gives up partitions before it gets more. If it does not report these,
+        # it has already given them up.
         if give and (owned is None or owned & give):
             state = MemberState.UNREVOKED
             revoking = give
@@ -428,7 +456,7 @@ class ConsumerGroup:
 
 
 def fact_key(group_id: str, fact: Fact) -> bytes:
-    """Of its record."""
+    """Return the key of the fact's record."""
     kind, name = fact
     if kind is Kind.CLASSIC:
         return group_key(group_id)
@@ -448,12 +476,13 @@ def _set(values: dict[str, _T], name: str, value: _T | None) -> None:
 
 
 def restored(group_id: str, facts: Mapping[Fact, ConsumerValue]) -> ConsumerGroup:
-    """A group as its records say. Records of a member without its member record are ignored."""
+    """Return a group from its records; ignore members without a member record."""
     group = ConsumerGroup(group_id)
     for fact in sorted(facts):
         kind, name = fact
         is_lone = kind in (Kind.TARGET, Kind.CURRENT) and (Kind.MEMBER, name) not in facts
-        # TOPICS comes from an older Kafka. In `unsure` both are deleted with the next records.
+        # TOPICS records come from an older Kafka. Facts in `unsure` are deleted with
+        # the next records.
         if kind is Kind.TOPICS or is_lone:
             group.unsure[fact] = None
         else:

@@ -1,11 +1,14 @@
-"""All groups of one coordinator: finds the group of a request, makes groups and deletes them.
+"""All groups of one coordinator: finds the group of a request, creates and deletes
+groups.
 
     coordinator = Coordinator(rules, new_id)
-    effects = coordinator.load(found, now_ms)          # what groupoffsets.stored_groups() read, if there was any
+    # found: the result of groupoffsets.stored_groups(), if it found any records
+    effects = coordinator.load(found, now_ms)
     effects = coordinator.join(request, waiter, now_ms)
 
-Its holder carries out the effects it returns, in their order: tells waiters, stores records and reports with
-stored() how that went, and calls timed_out() when the time of an At has come. It is to be used by one thread.
+The caller carries out the returned effects in their order: it answers waiters, stores
+records and calls stored() with the outcome. When the timer of an At expires, the caller
+calls timed_out(). A coordinator must be used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ from logcore.coordination.remembered import GROUP_BYTES, ITEM_BYTES, MEMBER_BYTE
 from logcore.format.consumergrouprecords import ConsumerValue, Kind
 from logcore.format.grouprecords import Committed, StoredGroup
 
-#: How often expire_offsets() is to be called.
+#: How often the caller should call expire_offsets().
 EXPIRY_CHECK_MS: Final = 600_000
 
 
@@ -61,8 +64,11 @@ def _no_patterns(pattern: str) -> Callable[[str], bool]:
 
 
 class Coordinator:
-    """new_id: gives the part of a member id that no other has. topics, compile: for groups of the consumer protocol.
-    remembered: the limit of what all groups hold; none by default.
+    """The group coordinator: a state machine without I/O.
+
+    `new_id` returns the unique part of a member id. `topics` and `compile` are needed
+    for groups of the consumer protocol. `remembered` limits the memory of all groups;
+    by default there is no limit.
     """
 
     def __init__(
@@ -81,9 +87,10 @@ class Coordinator:
             self._topics = topics
         self._compile = compile
         self._groups: dict[str, Group] = {}
-        self._dying: dict[Group, None] = {}  # those whose deletion is on its way to the disk
+        # Groups whose deletion is not durable yet.
+        self._dying: dict[Group, None] = {}
 
-    # -- looking
+    # -- views
 
     def get(self, group_id: str) -> Group | None:
         return self._groups.get(group_id)
@@ -92,11 +99,14 @@ class Coordinator:
         return list(self._groups.values())
 
     def held_bytes(self) -> int:
-        """About how much memory the members of all groups take."""
+        """Return the approximate memory use of the members of all groups."""
         return sum(group.held_bytes() for group in self._groups.values())
 
     def _admits(self, group_id: str, size_bytes: int, now_ms: int) -> bool:
-        """Whether there is room for a request of a member, and for its group if that is new."""
+        """Return whether the memory limit allows a request of a member.
+
+        If the group is new, its own size counts too.
+        """
         if self._remembered is None:
             return True
         if group_id not in self._groups:
@@ -104,10 +114,10 @@ class Coordinator:
         return self._remembered.admits(size_bytes, now_ms)
 
     def adopt(self, group: Group) -> None:
-        """Takes over a group as it is, from a coordinator that looked after it before."""
+        """Add a group, with its present state, from another coordinator."""
         self._groups[group.group_id] = group
 
-    # -- what is stored
+    # -- stored state
 
     def load(
         self,
@@ -117,7 +127,10 @@ class Coordinator:
         unstable: Mapping[str, dict[int, dict[OffsetKey, tuple[int, Committed]]]] = MappingProxyType({}),
         consumers: Mapping[str, Mapping[Fact, ConsumerValue]] = MappingProxyType({}),
     ) -> list[Effect]:
-        """Takes over what was stored, as take(). Sessions begin now: members of before have their time to come back."""
+        """Restore groups from stored records, like take(), and begin all sessions.
+
+        Members from an earlier run get a full session timeout to return.
+        """
         self.take(groups, committed, unstable, consumers)
         return self.begin_sessions(now_ms)
 
@@ -128,11 +141,13 @@ class Coordinator:
         unstable: Mapping[str, dict[int, dict[OffsetKey, tuple[int, Committed]]]],
         consumers: Mapping[str, Mapping[Fact, ConsumerValue]],
     ) -> None:
-        """Takes over what was stored; begin_sessions() is to follow. May be called by another thread, as long as
-        nothing but stop() is called meanwhile.
+        """Restore groups from stored records; begin_sessions() must follow.
 
-        unstable: group -> producer id -> what its open transaction would commit, with an order (see Group) below those
-        of commits to come. consumers: the facts of groups of the consumer protocol.
+        Another thread may call this, if no method except stop() runs concurrently.
+
+        `unstable` maps a group to producer ids and the pending offsets of their open
+        transactions. Their order (see Group) is below that of later commits.
+        `consumers` contains the facts of groups of the consumer protocol.
         """
         taken: dict[str, Group] = {}
         for group_id in {**groups, **committed, **unstable, **consumers}:
@@ -141,9 +156,11 @@ class Coordinator:
             for producer_id, keys in unstable.get(group_id, {}).items():
                 group.unstable[producer_id] = dict(keys)
             found = restored(group_id, consumers.get(group_id, {}))
-            # Records of both protocols: a conversion was cut off. Members of the consumer protocol decide.
+            # Records of both protocols: a conversion was interrupted. If the consumer
+            # protocol has members, its records win.
             if found.members or (found.epoch and group_id not in groups):
-                if group_id in groups:  # the tombstone of its record was never written
+                # The tombstone of the classic record was never written.
+                if group_id in groups:
                     found.unsure[Kind.CLASSIC, ""] = None
                 group.become(found)
                 group.state = found.state
@@ -152,7 +169,7 @@ class Coordinator:
         self._groups.update(taken)
 
     def begin_sessions(self, now_ms: int) -> list[Effect]:
-        """Begins the sessions of all members, after take()."""
+        """Begin the sessions of all members after take()."""
         effects: list[Effect] = []
         for group in self.all():
             if group.consumers is not None:
@@ -166,11 +183,14 @@ class Coordinator:
         return heartbeats.Surroundings(rules=self._rules, topics=self._topics, compile=self._compile, now_ms=now_ms)
 
     def stored(self, effect: Store, error: GroupError | None, now_ms: int) -> list[Effect]:
-        """The records of a Store are on disk, or could not be stored."""
+        """Handle the outcome of a Store: the records are durable, or `error` says why
+        not.
+        """
         group = effect.group
         effects: list[Effect] = []
         if error is None and group.owed and effect.records[: len(group.owed)] == group.owed_records():
-            group.owed = ()  # these records began with the deletion of all that was owed
+            # These records began with tombstones for all facts in `owed`.
+            group.owed = ()
         match effect.then:
             case Assigned() as done:
                 effects = membership.assigned(group, done, error, now_ms, rules=self._rules)
@@ -194,7 +214,7 @@ class Coordinator:
         return effects
 
     def timed_out(self, group: Group, timeout: Timeout, now_ms: int) -> list[Effect]:
-        """The time of an At has come. A group that is Dead has cancelled its timers."""
+        """Handle the expiry of an At timer. A Dead group has cancelled its timers."""
         if group.consumers is not None:
             assert isinstance(timeout, SessionEnds | RevocationEnds | RejoinEnds | FirstSyncEnds), timeout
             return heartbeats.timed_out(group, timeout, self._around(now_ms))
@@ -212,10 +232,14 @@ class Coordinator:
         self._drop_if_dead(group)
 
     def _end_dying(self, group: Group, failure: GroupError | None) -> list[Effect]:
-        """A group's deletion is on disk; or it could not be stored. What is still on disk belongs to the next group of
-        that id, which may be on its way out too; without one the group is there again.
+        """Finish the deletion of a group, after its records are durable or could not be
+        stored.
+
+        If records of the group remain, they pass to the next group with that id, which
+        may itself be in deletion. If there is no such group, the group exists again.
         """
-        if group not in self._dying:  # all groups were forgotten meanwhile
+        # All groups were unloaded before this deletion finished.
+        if group not in self._dying:
             return []
         del self._dying[group]
         if failure is None and not (group.offsets or group.unstable):
@@ -258,14 +282,16 @@ class Coordinator:
         return effects
 
     def beat(self, request: Beat, waiter: Waiter, now_ms: int, *, may_lack_id: bool = False) -> list[Effect]:
-        """A heartbeat of the consumer protocol; the reply is Beaten or BeatRefused. may_lack_id: a newcomer without an
-        id gets one.
+        """Handle a heartbeat of the consumer protocol; the reply is Beaten or
+        BeatRefused.
+
+        With `may_lack_id`, a new member without an id gets one.
         """
         refused = heartbeats.check_beat(request, may_lack_id=may_lack_id)
         group = self._groups.get(request.group_id)
         if refused is None:
             refused = _check_protocol(group, request)
-        # An ordinary heartbeat does not say what the member subscribes to, and adds nothing.
+        # An ordinary heartbeat contains no subscription and adds no data.
         says = (*(request.topic_names or ()), request.pattern or "") if request.member_epoch >= 0 else ()
         if refused is None and (request.topic_names is not None or request.pattern) and says:
             size_bytes = MEMBER_BYTES + sum(map(len, says)) + ITEM_BYTES * len(says)
@@ -281,13 +307,15 @@ class Coordinator:
             return heartbeats.beat(group, request, waiter, around)
         if group.state != EMPTY:
             return classicmembers.upgrade(group, request, waiter, around)
-        # A new group, or an empty one of the classic protocol, whose record has to be deleted.
+        # A new group, or an empty group of the classic protocol. The record of an empty
+        # group must be deleted.
         owed = [*group.owed]
         if group.protocol_type:
             owed.append((Kind.CLASSIC, ""))
         consumers = group.consumers = ConsumerGroup(request.group_id)
         effects = heartbeats.beat(group, request, waiter, around, owed=owed)
-        if not consumers.members:  # refused
+        # The heartbeat was refused.
+        if not consumers.members:
             group.consumers = None
             return effects
         self._groups[group.group_id] = group
@@ -323,7 +351,7 @@ class Coordinator:
     def leave(
         self, group_id: str, members: Sequence[tuple[str, str | None]], now_ms: int
     ) -> tuple[list[GroupError | None], list[Effect]]:
-        """As membership.leave()."""
+        """Remove members from a group, like membership.leave()."""
         group = self._groups.get(group_id)
         if group is None:
             return [GroupError.UNKNOWN_MEMBER_ID] * len(members), []
@@ -334,14 +362,14 @@ class Coordinator:
         return results, effects
 
     def absent(self, group_id: str, member_ids: Iterable[str], now_ms: int) -> list[Effect]:
-        """As membership.absent()."""
+        """Report members as absent, like membership.absent()."""
         group = self._groups.get(group_id)
         if group is None or group.consumers is not None:
             return []
         return membership.absent(group, member_ids, now_ms, rules=self._rules)
 
     def withdraw(self, group_id: str, waiter: Waiter, now_ms: int) -> list[Effect]:
-        """As membership.withdraw()."""
+        """Withdraw a waiting request, like membership.withdraw()."""
         group = self._groups.get(group_id)
         if group is None or group.consumers is not None:
             return []
@@ -352,9 +380,10 @@ class Coordinator:
     # -- offsets
 
     def check_commit(self, who: Committer, now_ms: int) -> tuple[GroupError | None, list[Effect]]:
-        """As offsets.check_commit(). In a group that does not exist only commits without a generation are allowed.
+        """Check whether the sender may commit, like offsets.check_commit().
 
-        The empty group id may commit, as in Kafka, for the sake of old clients.
+        If the group does not exist, only commits without a generation are allowed. The
+        empty group id may commit, as in Kafka, because old clients use it.
         """
         if membership.is_too_long(who.group_id):
             return GroupError.INVALID_GROUP_ID, []
@@ -368,7 +397,10 @@ class Coordinator:
     def commit_as(
         self, who: Committer, committed: Mapping[OffsetKey, Committed], waiter: Waiter, now_ms: int
     ) -> list[Effect]:
-        """Commits if the committer may; else the reply says why not. One step: no rebalance comes between the two."""
+        """Commit if the sender is allowed to; otherwise reply with the error.
+
+        Check and commit are one step, so no rebalance can happen between them.
+        """
         error, effects = self.check_commit(who, now_ms)
         if error is not None or not committed:
             return [*effects, Reply(waiter, error)]
@@ -377,9 +409,10 @@ class Coordinator:
     def rewind(
         self, group_id: str, committed: Mapping[OffsetKey, Committed], waiter: Waiter, now_ms: int
     ) -> list[Effect]:
-        """Commits, and removes all members in the same step, so that none of their commits undoes it.
+        """Commit, and remove all members in the same step.
 
-        They join again and begin there.
+        No commit of a removed member can therefore undo the new offsets. The members
+        join again and start at these offsets.
         """
         effects: list[Effect] = []
         group = self._groups.get(group_id)
@@ -391,10 +424,12 @@ class Coordinator:
     def commit_in_transaction_as(
         self, who: Committer, producer: tuple[int, int], committed: Mapping[OffsetKey, Committed], waiter: Waiter
     ) -> list[Effect]:
-        """As commit_as(), for offsets that count when the transaction of producer, an id and an epoch, commits.
+        """Commit offsets in a transaction, with the checks of commit_as().
 
-        A member is checked only where one is named (broker reference 3.7), and without a generation only in a group
-        that has members, as in commit_as().
+        The offsets take effect when the transaction of `producer`, an id and an epoch,
+        commits. A member is checked only if the request names one (broker reference
+        3.7). As in commit_as(), a request without a generation is checked only if the
+        group has members.
         """
         error = None
         if who.is_member:
@@ -425,7 +460,10 @@ class Coordinator:
         committed: Mapping[OffsetKey, Committed],
         waiter: Waiter,
     ) -> list[Effect]:
-        """As offsets.commit_in_transaction(). producer: its id and epoch."""
+        """Commit offsets in a transaction, like offsets.commit_in_transaction().
+
+        `producer` is an id and an epoch.
+        """
         group = self._groups.get(group_id)
         if group is None:
             group = Group(group_id)
@@ -435,8 +473,9 @@ class Coordinator:
     def transaction_ended(
         self, producer_id: int, *, commit: bool, is_there: Callable[[str], bool] = lambda _: True
     ) -> None:
-        """A marker of this producer is in the log: its commits count now, or never. is_there: whether the log of the
-        marker is that of a group.
+        """Apply or drop the pending offsets of a producer whose marker is in the log.
+
+        `is_there` returns whether the marker is in the log of a group.
         """
         for group in [*self.all(), *self._dying]:
             if producer_id in group.unstable and is_there(group.group_id):
@@ -449,13 +488,13 @@ class Coordinator:
         return offsets.delete(group, keys, waiter)
 
     def delete(self, group_id: str, waiter: Waiter) -> list[Effect]:
-        """Deletes an empty group with its offsets."""
+        """Delete an empty group and its offsets."""
         group = self._groups.get(group_id)
         if group is None:
             return [Reply(waiter, GroupError.GROUP_ID_NOT_FOUND)]
         if group.state != EMPTY:
             return [Reply(waiter, GroupError.NON_EMPTY_GROUP)]
-        # Were the records of the last step not stored, its members would be back.
+        # If the records of the last step cannot be stored, its members return.
         if group.consumers is not None and group.consumers.is_busy:
             return [Reply(waiter, GroupError.COORDINATOR_NOT_AVAILABLE)]
         effects = offsets.delete_group(group, waiter)
@@ -463,8 +502,10 @@ class Coordinator:
         return effects
 
     def forget_topics(self, names: set[str], new_waiter: Callable[[], Waiter | None] = _nobody) -> list[Effect]:
-        """Deletes what was committed for topics that are deleted. new_waiter: gives who waits for the deletion of each
-        group that has such offsets.
+        """Delete the committed offsets of deleted topics.
+
+        `new_waiter` returns the waiter for the deletion in each group that has such
+        offsets.
         """
         effects: list[Effect] = []
         for group in [*self.all(), *self._dying]:
@@ -472,21 +513,24 @@ class Coordinator:
         return effects
 
     def expire_offsets(self, now_ms: int) -> list[Effect]:
-        """To be called every EXPIRY_CHECK_MS or so."""
+        """Delete expired offsets. Call this about every EXPIRY_CHECK_MS."""
         effects: list[Effect] = []
         for group in self.all():
             effects += offsets.expire(group, now_ms)
             self._drop_deleted(group)
         return effects
 
-    # -- ending
+    # -- shutdown
 
     def stop(self) -> list[Effect]:
-        """Ends what waits for other members. What waits for the disk is answered when that is done."""
+        """Refuse all requests that wait for other members.
+
+        Requests that wait for a sync are answered when the sync completes.
+        """
         return [effect for group in self.all() for effect in membership.turn_away(group)]
 
     def unload(self) -> list[Effect]:
-        """Forgets all groups, because the topic that held them was deleted."""
+        """Drop all groups because the topic that stored them was deleted."""
         effects = self.stop()
         for group in self.all():
             effects += heartbeats.bury(group)
@@ -496,7 +540,9 @@ class Coordinator:
 
 
 def _check_protocol(group: Group | None, request: Beat) -> BeatRefused | None:
-    """A heartbeat that does not join needs a group of the consumer protocol."""
+    """Refuse a heartbeat that does not join, unless the group uses the consumer
+    protocol.
+    """
     if group is not None and group.consumers is not None:
         return None
     if request.member_epoch == 0:
@@ -509,19 +555,23 @@ def _check_protocol(group: Group | None, request: Beat) -> BeatRefused | None:
 
 
 def _check_return(group: Group, request: Join) -> GroupError | None:
-    """Why a member may not join by the classic protocol; None if it may. Its joining converts the group."""
+    """Return why a classic member may not join an empty consumer group; None if it may.
+
+    If the member joins, the group changes to the classic protocol.
+    """
     assert group.consumers is not None
     if group.state != EMPTY or not (request.protocol_type and request.protocols):
         return GroupError.INCONSISTENT_GROUP_PROTOCOL
     if request.member_id:
         return GroupError.UNKNOWN_MEMBER_ID
-    if group.consumers.is_busy:  # were the records of the last step not stored, its members would be back
+    # If the records of the last step cannot be stored, its members return.
+    if group.consumers.is_busy:
         return GroupError.COORDINATOR_NOT_AVAILABLE
     return None
 
 
 def _leave_consumers(group: Group) -> list[Effect]:
-    """Makes an empty group one of the classic protocol."""
+    """Convert an empty consumer group to the classic protocol."""
     assert group.consumers is not None
     effects: list[Effect] = [Store(group, group.consumers.tombstones())]
     group.owed = tuple(dict.fromkeys([*group.consumers.unsure, *group.consumers.facts()]))
@@ -532,7 +582,7 @@ def _leave_consumers(group: Group) -> list[Effect]:
 
 
 def _restore(group: Group, stored: StoredGroup) -> None:
-    """Gives a group the state that its record says."""
+    """Set the state of a group from its stored record."""
     group.protocol_type = stored.protocol_type
     group.generation = stored.generation
     group.state_ms = stored.state_ms

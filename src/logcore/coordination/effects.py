@@ -1,12 +1,15 @@
-"""The effects that a transition asks for, and the values of requests and results. No codes of any protocol.
+"""Effects that a state transition of a group requests, and its requests and results.
 
 An effect is one of
-    Reply      a request ends: answer its client
-    Store      append records to the group's partition of `__consumer_offsets`; then tell Coordinator.stored()
-    At, Cancel a timer: at its time, tell Coordinator.timed_out(). A timer of the same name is replaced
-    an event   something a person may want to read about
+    Reply: a request ends; answer its client.
+    Store: append records to the group's partition of `__consumer_offsets`, then call
+        Coordinator.stored().
+    At, Cancel: set or cancel a timer. When the timer expires, call
+        Coordinator.timed_out(). A new timer replaces one with the same name.
+    Event: something worth reporting to a person.
 
-Effects are carried out in their order, and those of one transition before those of the next.
+Effects are carried out in their order, and all effects of one transition before the
+next transition. This module does not contain protocol error codes.
 """
 
 from __future__ import annotations
@@ -24,16 +27,19 @@ from logcore.format.groupsettings import HEARTBEAT_INTERVAL, SESSION_TIMEOUT
 if TYPE_CHECKING:
     from logcore.coordination.group import Group, Member
 
-#: What the caller knows a request by. It comes back in the Reply, and is compared for identity only.
+#: The caller's handle of a request. The Reply contains it. It is compared for identity
+#: only.
 Waiter = Hashable
 OffsetKey = tuple[str, int]  # topic, partition
 
 
 class GroupError(enum.Enum):
-    """Why a request fails. The names are Kafka's."""
+    """The reason why a request failed. The names are Kafka's."""
 
-    COORDINATOR_NOT_AVAILABLE = enum.auto()  # what is stored cannot be read or written: try again
-    NOT_COORDINATOR = enum.auto()  # this one is stopping, or its groups are gone
+    # The stored state cannot be read or written: try again.
+    COORDINATOR_NOT_AVAILABLE = enum.auto()
+    # This coordinator is stopping, or its groups were deleted.
+    NOT_COORDINATOR = enum.auto()
     INVALID_GROUP_ID = enum.auto()
     INVALID_REQUEST = enum.auto()
     INVALID_SESSION_TIMEOUT = enum.auto()
@@ -42,18 +48,24 @@ class GroupError(enum.Enum):
     NON_EMPTY_GROUP = enum.auto()
     INCONSISTENT_GROUP_PROTOCOL = enum.auto()
     UNKNOWN_MEMBER_ID = enum.auto()
-    MEMBER_ID_REQUIRED = enum.auto()  # join again, with the id that comes along
+    # Join again with the id in the response.
+    MEMBER_ID_REQUIRED = enum.auto()
     FENCED_INSTANCE_ID = enum.auto()
     ILLEGAL_GENERATION = enum.auto()
     REBALANCE_IN_PROGRESS = enum.auto()
-    RECORD_TOO_LARGE = enum.auto()  # no record can hold it: it is not worth trying again
-    # of the consumer protocol
-    FENCED_MEMBER_EPOCH = enum.auto()  # the member gives up what it has and joins again
-    STALE_MEMBER_EPOCH = enum.auto()  # a commit or fetch of offsets: the member asks again after its next heartbeat
-    UNRELEASED_INSTANCE_ID = enum.auto()  # a member that has not left is that instance
+    # The data does not fit in one record, so a retry fails too.
+    RECORD_TOO_LARGE = enum.auto()
+    # For the consumer protocol.
+    # The member must give up its partitions and join again.
+    FENCED_MEMBER_EPOCH = enum.auto()
+    # For commits and fetches of offsets: the member retries after its next heartbeat.
+    STALE_MEMBER_EPOCH = enum.auto()
+    # A member that has not left uses this instance id.
+    UNRELEASED_INSTANCE_ID = enum.auto()
     UNSUPPORTED_ASSIGNOR = enum.auto()
     INVALID_REGULAR_EXPRESSION = enum.auto()
-    UNSUPPORTED_VERSION = enum.auto()  # a member of the consumer protocol asks in words of the classic one
+    # A member of the consumer protocol sent a request of the classic protocol.
+    UNSUPPORTED_VERSION = enum.auto()
 
 
 # -- requests and their results --------------------------------------------------------------------------------------
@@ -61,15 +73,10 @@ class GroupError(enum.Enum):
 
 @attrs.frozen(kw_only=True)
 class Join:
-    """A member wants to be in the next generation. member_id: "" when it has none yet.
-
-    rebalance_timeout_ms: -1 for the session's. takes_id_first: a dynamic member is told its id by an error and joins
-    again with it, so that a lost response leaves no member behind. may_skip_assignment: the member understands that it
-    leads and need not assign. absence_ms: of a static member that sends no heartbeats, how long it keeps its place once
-    absent() has told that it is gone; None for one whose session says that.
-    """
+    """A request to be a member of the next generation."""
 
     group_id: str
+    #: "" if the member has no id yet.
     member_id: str
     instance_id: str | None
     client_id: str
@@ -77,15 +84,24 @@ class Join:
     protocol_type: str
     protocols: tuple[tuple[str, bytes], ...]
     session_timeout_ms: int
+    #: -1 if it equals the session timeout.
     rebalance_timeout_ms: int
+    #: True if a dynamic member first gets its id in an error and joins again with it. A
+    #: lost response then leaves no unused member in the group.
     takes_id_first: bool
+    #: True if the member understands that it leads the group and need not assign.
     may_skip_assignment: bool
+    #: For a static member that sends no heartbeats: how long it keeps its place after
+    #: absent() reported it as absent. None if a session decides that.
     absence_ms: int | None = None
 
 
 @attrs.frozen(kw_only=True)
 class Sync:
-    """A member of a generation asks what it is assigned. The leader brings the assignments of all."""
+    """A member's request for its assignment.
+
+    The leader's request contains the assignments of all members.
+    """
 
     group_id: str
     member_id: str
@@ -98,22 +114,22 @@ class Sync:
 
 @attrs.frozen
 class Committer:
-    """Who commits. generation: -1 for one that is no member; of a member of the consumer protocol, its epoch.
-
-    knows_epochs: whether the request is one that can name an epoch. is_leaving: whether it leaves with this commit, and
-    so does not ask again; said in this process, never in Kafka's protocol.
-    """
+    """The identity of the sender of a commit."""
 
     group_id: str
+    #: -1 if the sender is not a member. The member epoch in the consumer protocol.
     generation: int
     member_id: str
     instance_id: str | None
+    #: Whether this version of the request can contain a member epoch.
     knows_epochs: bool = False
+    #: Whether the member leaves with this commit, so that it does not retry. Set only
+    #: in this process; Kafka's protocol has no such field.
     is_leaving: bool = False
 
     @property
     def is_member(self) -> bool:
-        """Whether it says that it is one."""
+        """Whether the sender claims to be a member."""
         return self.generation >= 0 or bool(self.member_id) or self.instance_id is not None
 
 
@@ -126,22 +142,24 @@ class JoinedMember:
 
 @attrs.frozen(kw_only=True)
 class Joined:
-    """The generation a member is in. members: of all, for the leader; empty for others."""
+    """The generation that a member belongs to."""
 
     generation: int
     protocol_type: str
     protocol: str
     leader: str
     member_id: str
+    #: All members if the receiver is the leader, else empty.
     members: tuple[JoinedMember, ...] = ()
     skip_assignment: bool = False
 
 
 @attrs.frozen
 class JoinRefused:
-    """member_id: to join with again after MEMBER_ID_REQUIRED, else the one that was refused."""
+    """The error that ends a Join."""
 
     error: GroupError
+    #: The id to join with after MEMBER_ID_REQUIRED, else the id that was refused.
     member_id: str
 
 
@@ -154,14 +172,14 @@ class Synced:
 
 @attrs.frozen(kw_only=True)
 class Beat:
-    """A heartbeat of the consumer protocol. None, and -1 for the timeout, stand for "as before".
+    """A heartbeat of the consumer protocol.
 
-    member_epoch: 0 to join, -1 to leave, -2 for a static member that means to come back. owned: what the member still
-    has, by its own account.
+    None means that a value has not changed. For the timeout, -1 means that.
     """
 
     group_id: str
     member_id: str
+    #: 0 to join, -1 to leave, -2 if a static member leaves temporarily.
     member_epoch: int
     instance_id: str | None = None
     rack_id: str | None = None
@@ -171,28 +189,31 @@ class Beat:
     topic_names: tuple[str, ...] | None = None
     pattern: str | None = None
     assignor: str | None = None
+    #: The partitions that the member reports as its own.
     owned: Partitions | None = None
 
 
 @attrs.frozen(kw_only=True)
 class Beaten:
-    """What a heartbeat is told. assigned: all that the member may use; None for "as before"."""
+    """The answer to a heartbeat."""
 
     member_id: str
     member_epoch: int
     heartbeat_interval_ms: int
+    #: All partitions that the member may use. None if they have not changed.
     assigned: Partitions | None = None
 
 
 @attrs.frozen
 class BeatRefused:
-    """text: for a person."""
+    """The error that ends a heartbeat."""
 
     error: GroupError
+    #: An explanation that a person can read.
     text: str
 
 
-#: How a request ends; None for success with nothing to tell.
+#: The outcome of a request; None for success without data.
 Result = Joined | JoinRefused | Synced | Beaten | BeatRefused | GroupError | None
 
 
@@ -201,54 +222,55 @@ Result = Joined | JoinRefused | Synced | Beaten | BeatRefused | GroupError | Non
 
 @attrs.frozen
 class SessionEnds:
-    """A member has been silent, if it was not heard in the meantime."""
+    """The session of a member expires, unless a heartbeat has renewed it."""
 
     member_id: str
 
 
 @attrs.frozen
 class PendingEnds:
-    """A member never came back with the id it was given."""
+    """A member has not joined in time with the id that it was given."""
 
     member_id: str
 
 
 @attrs.frozen
 class DelayEnds:
-    """The first members of a group have waited for others. left_ms: how much longer they may wait if others came."""
+    """The delay ends in which the first members of a group wait for others."""
 
+    #: Remaining time to wait if further members joined during the delay.
     left_ms: int
 
 
 @attrs.frozen
 class JoinEnds:
-    """Members that have not rejoined are not waited for any longer."""
+    """The coordinator stops waiting for members that have not rejoined."""
 
 
 @attrs.frozen
 class SyncEnds:
-    """Members of this generation that have not asked for their assignment are not waited for any longer."""
+    """The coordinator stops waiting for Sync requests of members of this generation."""
 
     generation: int
 
 
 @attrs.frozen
 class RevocationEnds:
-    """A member of the consumer protocol has not said that it gave up what it must give up."""
+    """A member of the consumer protocol has not confirmed its revocations in time."""
 
     member_id: str
 
 
 @attrs.frozen
 class RejoinEnds:
-    """A member of the classic protocol in a consumer group was told to join again, and has not."""
+    """A classic member of a consumer group was asked to rejoin and has not done so."""
 
     member_id: str
 
 
 @attrs.frozen
 class FirstSyncEnds:
-    """Such a member has joined, and has not asked for its assignment."""
+    """A classic member of a consumer group has joined, but has sent no Sync request."""
 
     member_id: str
 
@@ -261,7 +283,7 @@ Timeout = SessionEnds | PendingEnds | DelayEnds | JoinEnds | SyncEnds | Revocati
 
 @attrs.frozen
 class Assigned:
-    """The leader's assignment, of this generation."""
+    """The leader's assignments for this generation."""
 
     generation: int
     assignments: Mapping[str, bytes]
@@ -269,28 +291,30 @@ class Assigned:
 
 @attrs.frozen(eq=False)
 class Replaced:
-    """A static member came back: `new` in the place of `old`. leader_before: as it was when `new` joined."""
+    """A static member came back: `new` takes the place of `old`."""
 
     old: Member
     new: Member
     waiter: Waiter
     generation: int
+    #: The leader at the time when `new` joined.
     leader_before: str | None
     may_skip_assignment: bool
 
 
 @attrs.frozen
 class OffsetsCommitted:
-    """order: the place of the records among those of their group, see Group.order."""
+    """Offsets of an ordinary commit."""
 
     offsets: Mapping[OffsetKey, Committed]
     waiter: Waiter
+    #: The position of the records among the records of their group, see Group.order.
     order: int
 
 
 @attrs.frozen
 class OffsetsPending:
-    """Offsets that a transaction commits, or does not, when it ends."""
+    """Offsets that take effect if a transaction commits."""
 
     producer_id: int
     offsets: Mapping[OffsetKey, Committed]
@@ -300,28 +324,31 @@ class OffsetsPending:
 
 @attrs.frozen
 class OffsetsDeleted:
-    """One batch of a deletion. order: of the whole deletion, as in OffsetsCommitted. waiter: None when no request
-    waits. is_last: whether no batch of the deletion follows.
-    """
+    """One batch of a deletion of offsets."""
 
     keys: tuple[OffsetKey, ...]
+    #: None if no request waits for the deletion.
     waiter: Waiter | None
+    #: The order of the whole deletion, like OffsetsCommitted.order.
     order: int
+    #: Whether this is the last batch of the deletion.
     is_last: bool
 
 
 @attrs.frozen
 class GroupDeleted:
-    """The last batch of a group's deletion. waiter, order: as in OffsetsDeleted. keys: of the offsets in this batch."""
+    """The last batch of a group's deletion."""
 
+    #: See OffsetsDeleted.
     waiter: Waiter | None
     order: int
+    #: The offsets that this batch deletes.
     keys: tuple[OffsetKey, ...]
 
 
 @attrs.frozen
 class ConsumersChanged:
-    """What some steps of a consumer group wrote; what they are answered with is in the group."""
+    """Changes that some steps of a consumer group wrote. The group stores the answers."""
 
 
 Pending = Assigned | Replaced | OffsetsCommitted | OffsetsPending | OffsetsDeleted | GroupDeleted | ConsumersChanged
@@ -338,13 +365,14 @@ class Reply:
 
 @attrs.frozen(eq=False)
 class Store:
-    """then: what becomes true once the records are on disk, None when no request waits for them. producer: id and epoch
-    of the producer whose transaction they belong to.
-    """
+    """Append these records."""
 
     group: Group
     records: tuple[GroupRecord, ...]
+    #: The change that takes effect once the records are durable. None if no request
+    #: waits for the records.
     then: Pending | None = None
+    #: Id and epoch of the producer whose transaction the records belong to.
     producer: tuple[int, int] | None = None
 
 
@@ -363,9 +391,10 @@ class Cancel:
 
 @attrs.frozen(kw_only=True)
 class TargetsChanged:
-    """The coordinator has decided which member of a consumer group is to have what. epoch: of the group."""
+    """The coordinator has computed new target assignments for a consumer group."""
 
     group_id: str
+    #: The group epoch of the targets.
     epoch: int
     member_count: int
     assignor: str
@@ -373,7 +402,7 @@ class TargetsChanged:
 
 @attrs.frozen
 class RevocationEnded:
-    """A member did not give up in time what it had to, and is removed."""
+    """A member was removed because it did not give up its partitions in time."""
 
     group_id: str
     member_id: str
@@ -381,7 +410,10 @@ class RevocationEnded:
 
 @attrs.frozen
 class LateMemberRemoved:
-    """A member of the classic protocol in a consumer group did not join again, or ask for its assignment, in time."""
+    """A classic member of a consumer group was removed.
+
+    The member did not rejoin, or did not send its Sync request, in time.
+    """
 
     group_id: str
     member_id: str
@@ -389,9 +421,10 @@ class LateMemberRemoved:
 
 @attrs.frozen
 class GroupConverted:
-    """A group with members goes on by another protocol. to: "consumer" or "classic"."""
+    """A group with members changed its protocol."""
 
     group_id: str
+    #: "consumer" or "classic".
     to: str
 
 
@@ -433,40 +466,47 @@ Effect = Reply | Store | At | Cancel | Event
 
 
 def _nothing_set(_: str) -> Mapping[str, int]:
-    """The own settings of groups where no host keeps any."""
+    """Return the settings of a group that has none of its own."""
     return {}
 
 
 @attrs.frozen(kw_only=True)
 class Rules:
-    """Limits and delays, by the names of Kafka's settings.
-
-    rebalance_delay_ms: how long the first members of a group wait for others. consumer_...: of groups of the consumer
-    protocol, whose members are told these times by the coordinator; own_settings(group id) gives those that a group has
-    of its own, by Kafka's names. may_upgrade, may_downgrade: whether a group with
-    members goes from the classic protocol to that one, and back. member_max_bytes, members_max_bytes: of what a member
-    says of itself in the protocols it offers, or is assigned by its leader; and of all members of a group.
-    """
+    """Limits and delays, named after Kafka's settings."""
 
     min_session_timeout_ms: int
     max_session_timeout_ms: int
     group_max_size: int = 2**31 - 1
+    #: How long the first members of a group wait for others.
     rebalance_delay_ms: int = 0
+    #: The consumer_ fields are for groups of the consumer protocol. The coordinator
+    #: sends the two times to the members.
     consumer_session_timeout_ms: int = 45_000
     consumer_heartbeat_interval_ms: int = 5_000
     consumer_max_size: int = 2**31 - 1
+    #: Maximum size of the data of one member: the protocols that it offers, and its
+    #: assignment.
     member_max_bytes: int = 1 << 20
+    #: Maximum size of this data for all members of a group.
     members_max_bytes: int = 16 << 20
+    #: Whether a group with members may change from the classic to the consumer
+    #: protocol.
     may_upgrade: bool = False
+    #: Whether a group with members may change back to the classic protocol.
     may_downgrade: bool = False
+    #: Return a group's own settings by Kafka's names, given its id.
     own_settings: Callable[[str], Mapping[str, int]] = _nothing_set
 
     def session_timeout_ms_of(self, group_id: str) -> int:
-        """Of members of the consumer protocol in this group."""
+        """Return the session timeout of consumer-protocol members of this group."""
         return self.own_settings(group_id).get(SESSION_TIMEOUT, self.consumer_session_timeout_ms)
 
     def heartbeat_interval_ms_of(self, group_id: str) -> int:
-        """How often they send heartbeats; three times in a session where what is set would be longer than that."""
+        """Return the heartbeat interval of consumer-protocol members of this group.
+
+        If the configured interval is not shorter than the session, the interval is a
+        third of the session.
+        """
         own = self.own_settings(group_id)
         interval_ms = own.get(HEARTBEAT_INTERVAL, self.consumer_heartbeat_interval_ms)
         session_ms = self.session_timeout_ms_of(group_id)
@@ -476,5 +516,5 @@ class Rules:
 
     @property
     def may_mix(self) -> bool:
-        """Whether members of both protocols may be in one group."""
+        """Whether one group may contain members of both protocols."""
         return self.may_upgrade or self.may_downgrade

@@ -1,19 +1,23 @@
-"""A group and its members: what is known of them, what can be decided from it, and small changes.
+"""A group and its members: their state, decisions that depend on it, and small changes.
 
-A group's states and what moves it from one to the next (wire protocol section 7):
+States of a group and the transitions between them (wire protocol section 7):
 
     Empty                --join-->              PreparingRebalance
-    PreparingRebalance   --all have rejoined, or their time is over-->  CompletingRebalance, Empty if none is left
-    CompletingRebalance  --the leader's assignment is on disk-->        Stable
-    CompletingRebalance, Stable  --a member joins, leaves or expires--> PreparingRebalance
-    Empty                --deleted, or expired-->  Dead: no request finds it any more
+    PreparingRebalance   --all rejoined or timed out--> CompletingRebalance,
+                                                        or Empty without members
+    CompletingRebalance  --the leader's assignment is durable-->        Stable
+    CompletingRebalance, Stable  --a member joins, leaves or expires-->
+    PreparingRebalance
+    Empty                --deleted, or expired-->  Dead: requests no longer find it
     Dead                 --its deletion could not be stored-->          Empty
 
-A group of the consumer protocol (KIP-848) has its members and states in `consumers`; `state` says how these stand.
-A group may change its protocol: one that is Empty at any time, one with members as classicmembers.py says. Its
-offsets stay what they are.
+A group of the consumer protocol (KIP-848) stores its members and their states in
+`consumers`; `state` is derived from them. A group can change its protocol: at any time
+while it is Empty, and with members according to classicmembers.py. Its offsets do not
+change.
 
-Which change follows on what is decided in membership.py and offsets.py. Nothing here asks for an effect.
+membership.py and offsets.py decide which change follows an event. This module does not
+return effects.
 """
 
 from __future__ import annotations
@@ -61,13 +65,7 @@ _RETENTION_MS: Final = 7 * 24 * 3_600_000
 
 @attrs.define(eq=False)
 class Member:
-    """One member of a group.
-
-    joining, syncing: its requests that wait; never more than one of each kind. is_new: until it is told its first
-    generation. absence_ms: see Join. is_absent: whether it is gone, and was not heard since. deadline_ms: when its
-    session, or its absence, ends. timer_ms: when that is checked next; it may be earlier, because a
-    renewed session leaves the timer as it is. None when no timer is set.
-    """
+    """One member of a group."""
 
     member_id: str
     instance_id: str | None
@@ -77,17 +75,24 @@ class Member:
     session_timeout_ms: int
     protocols: tuple[tuple[str, bytes], ...]
     assignment: bytes = b""
+    #: True until the member has received its first generation.
     is_new: bool = False
+    #: See Join.
     absence_ms: int | None = None
+    #: Whether the member was reported absent and has sent no request since then.
     is_absent: bool = False
+    #: Its waiting Join and Sync requests; at most one of each kind.
     joining: Waiter | None = None
     syncing: Waiter | None = None
+    #: When the session, or the permitted absence, ends.
     deadline_ms: int = 0
+    #: When the deadline is checked next; None if no timer is set. This can be before
+    #: the deadline, because renewing a session does not change the timer.
     timer_ms: int | None = None
 
     @property
     def kept_ms(self) -> int:
-        """How long it keeps its place without being heard."""
+        """How long the member keeps its place without sending a request."""
         if self.is_absent and self.absence_ms is not None:
             return self.absence_ms
         return self.session_timeout_ms
@@ -102,44 +107,50 @@ class Member:
 
 @attrs.define(eq=False)
 class Group:
-    """What is known of a group.
-
-    state_ms: since when it has been in its state. static: instance id -> member id. pending: ids given out to members
-    that have not joined with them. unsynced: members of this generation that have not asked for their assignment.
-    topics: what its members subscribe to, None when that cannot be known. storing: how many commits of each offset are
-    on their way to the disk. unstable: producer id -> what its open transaction would commit, with the order of its
-    record. order: how many commits and deletions were asked to be stored. applied: which of these each offset comes
-    from; none for offsets that were loaded. failed: deletions under way, by their order, of which some batch could not
-    be stored. consumers: of a group of the consumer protocol. owed: facts of a time in that protocol whose records may
-    still be on disk; they are deleted with the next record of the group. is_first: the rebalance under way began in an
-    empty group. has_newcomer: a member joined that rebalance since its delay was set. join_timer, sync_timer: those
-    that are set.
-    """
+    """The state of one group."""
 
     group_id: str
     state: str = EMPTY
+    #: When the group entered its state.
     state_ms: int = -1
     generation: int = 0
     protocol_type: str = ""
     protocol: str | None = None
     leader: str | None = None
     members: dict[str, Member] = attrs.Factory(dict[str, Member])
+    #: Instance id -> member id.
     static: dict[str, str] = attrs.Factory(dict[str, str])
+    #: Ids given to members that have not joined with them yet.
     pending: set[str] = attrs.Factory(set[str])
+    #: Members of this generation that have not sent their Sync request.
     unsynced: set[str] = attrs.Factory(set[str])
+    #: Topics that the members subscribe to; None if they are unknown.
     topics: frozenset[str] | None = None
     offsets: dict[str, dict[int, Committed]] = attrs.Factory(dict[str, dict[int, Committed]])
+    #: Number of commits of each offset that are not durable yet.
     storing: Counter[OffsetKey] = attrs.Factory(Counter[OffsetKey])
+    #: Producer id -> pending offsets of its open transaction, each with the order of
+    #: its record.
     unstable: dict[int, dict[OffsetKey, tuple[int, Committed]]] = attrs.Factory(
         dict[int, dict[OffsetKey, tuple[int, Committed]]]
     )
+    #: Number of commits and deletions that were passed to storage.
     order: int = 0
+    #: The order of the record that each offset comes from. Offsets loaded from disk
+    #: have no entry.
     applied: dict[OffsetKey, int] = attrs.Factory(dict[OffsetKey, int])
+    #: Deletions in progress, by their order, of which a batch could not be stored.
     failed: dict[int, GroupError] = attrs.Factory(dict[int, GroupError])
+    #: Set if the group uses the consumer protocol.
     consumers: ConsumerGroup | None = None
+    #: Facts from an earlier time in the consumer protocol whose records may still be on
+    #: disk. The next record of the group deletes them.
     owed: tuple[Fact, ...] = ()
+    #: Whether the present rebalance began in an empty group.
     is_first: bool = False
+    #: Whether a member joined the present rebalance after its delay was set.
     has_newcomer: bool = False
+    #: The timers that are set.
     join_timer: JoinEnds | DelayEnds | None = None
     sync_timer: SyncEnds | None = None
 
@@ -157,7 +168,11 @@ class Group:
         return GroupError.UNKNOWN_MEMBER_ID
 
     def check_committer(self, member_id: str, instance_id: str | None, generation: int) -> GroupError | None:
-        """As check_generation(), also for groups of the consumer protocol, where a generation is a member's epoch."""
+        """Check the sender of a commit, in a group of either protocol.
+
+        In the consumer protocol the generation is a member epoch. Otherwise this is
+        check_generation().
+        """
         if self.consumers is not None:
             return self.consumers.check_epoch(member_id, generation)
         return self.check_generation(member_id, instance_id, generation)
@@ -169,19 +184,23 @@ class Group:
         return error
 
     def has_room(self, member_id: str, instance_id: str | None, most: int) -> bool:
-        """Whether a request to join finds a place among at most so many members."""
-        # During a rebalance only members that have rejoined hold a place: the others may never come.
+        """Return whether a Join finds a place if the group may have `most` members."""
+        # During a rebalance only rejoined members occupy a place: the others may never
+        # return.
         if self.state == PREPARING:
             waiting = sum(member.joining is not None for member in self.members.values())
             member = self.members.get(member_id)
             return (member is not None and member.joining is not None) or waiting < most
         if self.state == EMPTY or member_id in self.members or len(self.members) < most:
             return True
-        # A static member that comes back without its id takes the place it had.
+        # A static member that returns without its id takes its former place.
         return not member_id and instance_id in self.static
 
     def supports(self, protocol_type: str, names: Iterable[str]) -> bool:
-        """Whether a member with these protocols could be in the group: one of them has to be everybody's."""
+        """Return whether a member with these protocols could be in the group.
+
+        At least one protocol must be common to all members.
+        """
         if not self.members:
             return bool(protocol_type) and any(True for _ in names)
         common = self.common_protocols()
@@ -191,13 +210,19 @@ class Group:
         return set.intersection(*({name for name, _ in member.protocols} for member in self.members.values()))
 
     def vote(self) -> str:
-        """The protocol that most members like best among those that all of them have; of equals, the first voter's."""
+        """Return the common protocol that most members prefer.
+
+        In a tie, the protocol of the first voter wins.
+        """
         common = self.common_protocols()
         votes = (next(name for name, _ in member.protocols if name in common) for member in self.members.values())
         return Counter(votes).most_common(1)[0][0]
 
     def subscribed(self) -> frozenset[str] | None:
-        """Topics that its members subscribe to; None when that cannot be known, as in a group of no consumers."""
+        """Return the topics that members subscribe to.
+
+        None if they are unknown, as in a group whose members are not consumers.
+        """
         if self.protocol_type != CONSUMER:
             return None
         topics: set[str] = set()
@@ -209,7 +234,9 @@ class Group:
         return frozenset(topics)
 
     def may_use(self, topic: str) -> bool:
-        """Whether a member subscribes to a topic; True for consumers whose topics cannot be known."""
+        """Return whether a member subscribes to a topic; True if the topics are
+        unknown.
+        """
         if self.consumers is not None:
             return topic in self.consumers.subscribed()
         if self.protocol_type != CONSUMER:
@@ -218,14 +245,14 @@ class Group:
 
     @property
     def is_forgotten(self) -> bool:
-        """Whether nothing is left of it but its generation, which no later one may have again."""
+        """Whether only the generation is left, which must not be used again."""
         return self.state == EMPTY and not (
             self.protocol_type or self.consumers or self.members or self.pending or self.offsets or self.unstable
         )
 
     @property
     def is_unused(self) -> bool:
-        """Whether no member ever joined it and nothing was committed in it."""
+        """Whether no member ever joined and nothing was committed."""
         return (
             self.state == EMPTY
             and self.consumers is None
@@ -234,24 +261,26 @@ class Group:
         )
 
     def has_offset(self, topic: str, partition: int) -> bool:
-        """Whether an offset is committed, or about to be."""
+        """Return whether an offset is committed, or a commit of it is pending."""
         return partition in self.offsets.get(topic, ()) or self.is_pending((topic, partition))
 
     def is_pending(self, key: OffsetKey) -> bool:
-        """Whether a commit of it is on its way to the disk, or in an open transaction."""
+        """Return whether a commit of this offset is not durable, or in an open
+        transaction.
+        """
         return key in self.storing or self.is_unstable(key)
 
     def is_unstable(self, key: OffsetKey) -> bool:
-        """Whether an open transaction may commit it."""
+        """Return whether an open transaction may commit this offset."""
         return any(key in offsets for offsets in self.unstable.values())
 
     def offset_keys(self) -> list[OffsetKey]:
-        """All that is committed, or about to be."""
+        """Return all keys that have a committed offset or a pending commit."""
         pending = (topic for keys in self._pending_keys() for topic, _ in keys)
         return self.keys_of(dict.fromkeys([*self.offsets, *pending]))
 
     def keys_of(self, topics: Collection[str]) -> list[OffsetKey]:
-        """As offset_keys(), of some topics."""
+        """Return the keys of these topics, like offset_keys()."""
         found = {(topic, partition): None for topic in topics for partition in self.offsets.get(topic, ())}
         for keys in self._pending_keys():
             found.update((key, None) for key in keys if key[0] in topics)
@@ -266,15 +295,20 @@ class Group:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all known members have joined the rebalance under way."""
+        """Whether all known members have joined the present rebalance."""
         return not self.pending and all(member.joining is not None for member in self.members.values())
 
     def expired(self, now_ms: int) -> list[OffsetKey]:
-        """Offsets that have been kept long enough (wire protocol section 7, Offsets).
+        """Return the offsets whose retention time is over (wire protocol section 7,
+        Offsets).
 
-        Retention counts from the commit, in a group that once had members of the classic protocol from when it became
-        empty. A group of consumers that is in use keeps what its members subscribe to. What is about to be committed
-        again, or may be by an open transaction, is kept: the record that deletes it would stand behind that commit.
+        Retention counts from the commit. If the group once had members of the classic
+        protocol, retention counts from the time when the group became empty. While
+        consumers are in the group, the offsets of topics that they subscribe to are
+        kept.
+
+        An offset with a pending commit, also in an open transaction, is kept: the
+        record that deletes it would follow that commit in the log.
         """
         since_ms = None
         kept: frozenset[str] = frozenset()
@@ -287,10 +321,12 @@ class Group:
             elif self.state == STABLE and self.protocol_type == CONSUMER and self.topics is not None:
                 kept = self.topics
             else:
-                return []  # in use, and what its members want is not known, or changing
+                # The group is in use, and its subscriptions are unknown or changing.
+                return []
 
         def expires_ms(committed: Committed) -> int:
-            if committed.expire_ms >= 0:  # the client of an old version has chosen it
+            # A client of an old version chose the time.
+            if committed.expire_ms >= 0:
                 return committed.expire_ms
             if since_ms is None:
                 return committed.commit_ms + _RETENTION_MS
@@ -308,7 +344,10 @@ class Group:
     # -- views
 
     def held_bytes(self) -> int:
-        """About how much memory its members take. Offsets are not counted: they are data on the disk."""
+        """Return the approximate memory use of the members.
+
+        Offsets are not counted because they are data on the disk.
+        """
         if not (self.members or self.pending or self.consumers):
             return 0
         size = GROUP_BYTES + len(self.group_id) + len(self.pending) * ITEM_BYTES
@@ -320,7 +359,10 @@ class Group:
         return size
 
     def joined(self, member: Member) -> Joined:
-        """The answer to a member that is in the present generation; the leader learns of all members too."""
+        """Return the answer to a member of the present generation.
+
+        The answer to the leader contains all members.
+        """
         members: Iterable[Member] = ()
         if self.leader == member.member_id:
             members = self.members.values()
@@ -339,7 +381,7 @@ class Group:
         return Synced(protocol_type=self.protocol_type, protocol=self.protocol, assignment=member.assignment)
 
     def record(self, assignments: Mapping[str, bytes] | None = None) -> GroupRecord:
-        """The record of the group as it is now, or as it will be with these assignments."""
+        """Return the record of the group, now or with these new assignments."""
         if assignments is None:
             assignments = {member.member_id: member.assignment for member in self.members.values()}
         members = tuple(
@@ -349,7 +391,7 @@ class Group:
                 client_id=member.client_id,
                 client_host=member.client_host,
                 rebalance_timeout_ms=member.rebalance_timeout_ms,
-                # Who reads the record knows of no member that it is still there.
+                # A reader of the record cannot know whether a member is still alive.
                 session_timeout_ms=member.session_timeout_ms if member.absence_ms is None else member.absence_ms,
                 subscription=member.metadata(self.protocol),
                 assignment=assignments.get(member.member_id, b""),
@@ -367,7 +409,7 @@ class Group:
         return group_key(self.group_id), group_value(stored)
 
     def records(self, assignments: Mapping[str, bytes] | None = None) -> tuple[GroupRecord, ...]:
-        """record(), after those that delete what is owed."""
+        """Return record(), preceded by the tombstones of `owed`."""
         return (*self.owed_records(), self.record(assignments))
 
     def owed_records(self) -> tuple[GroupRecord, ...]:
@@ -376,7 +418,7 @@ class Group:
     # -- small changes
 
     def become(self, consumers: ConsumerGroup) -> None:
-        """Makes it one of the consumer protocol. No request waits in it."""
+        """Convert the group to the consumer protocol. No request may be waiting in it."""
         self.consumers = consumers
         self.owed = ()
         self.protocol_type = CONSUMER
@@ -389,8 +431,10 @@ class Group:
         self.unsynced = set()
 
     def inherit(self, old: Group) -> tuple[GroupRecord, ...]:
-        """Takes over what is still on disk of a group that had its id before. What was committed since counts more.
-        Returns records to store, which delete what the other has left.
+        """Take over the stored state of an older group with the same id.
+
+        Commits made since then have priority. Returns records to store, which delete
+        the remaining facts of the older group.
         """
         for topic, partitions in old.offsets.items():
             for partition, committed in partitions.items():
@@ -398,7 +442,8 @@ class Group:
         for producer_id, keys in old.unstable.items():
             unstable = self.unstable.setdefault(producer_id, {})
             for key, (order, committed) in keys.items():
-                unstable.setdefault(key, (order - old.order - 1, committed))  # before all of this group
+                # Orders before all records of this group.
+                unstable.setdefault(key, (order - old.order - 1, committed))
         facts = [*old.owed]
         if old.consumers is not None:
             facts += [*old.consumers.unsure, *old.consumers.facts()]
@@ -408,7 +453,8 @@ class Group:
             own = {*self.consumers.facts()}
             return tuple((fact_key(self.group_id, fact), None) for fact in dict.fromkeys(facts) if fact not in own)
         self.owed = tuple(dict.fromkeys([*self.owed, *facts]))
-        if self.state == EMPTY and not self.generation:  # it has no record of its own yet
+        # This group has no record of its own yet.
+        if self.state == EMPTY and not self.generation:
             self.protocol_type = old.protocol_type
             self.generation = old.generation
             self.state_ms = old.state_ms
@@ -419,7 +465,11 @@ class Group:
         self.state_ms = now_ms
 
     def elect(self) -> bool:
-        """Keeps the leader if it has rejoined, else takes the first member that has; False when none has."""
+        """Choose the leader among the rejoined members; return False if there are none.
+
+        The present leader is kept if it has rejoined. Otherwise the first rejoined
+        member becomes the leader.
+        """
         leader = self.members.get(self.leader or "")
         if leader is None or leader.joining is None:
             joined = (member for member in self.members.values() if member.joining is not None)
@@ -447,7 +497,7 @@ class Group:
             self.leader = next(iter(self.members), None)
 
     def swap(self, old: Member, new: Member) -> None:
-        """Puts one member in the place of another, also in the order of joining."""
+        """Replace one member by another, at the same position in the order of joining."""
         members: dict[str, Member] = {}
         for member in self.members.values():
             if member is old:
@@ -464,9 +514,10 @@ class Group:
             self.unsynced.add(new.member_id)
 
     def put(self, key: OffsetKey, committed: Committed, order: int) -> None:
-        """Takes over a commit, unless a later record has been applied already."""
-        # Records are stored in the order of `order`, but a transaction's commits count only with its marker. What an
-        # earlier record would commit is no longer in `unstable` once a deletion was applied.
+        """Apply a commit, unless a later record has already been applied."""
+        # Records are stored by ascending `order`, but commits of a transaction take
+        # effect at its marker. After a deletion, `unstable` no longer contains the
+        # commits of earlier records.
         if key in self.applied and order < self.applied[key]:
             return
         topic, partition = key
@@ -478,13 +529,13 @@ class Group:
         return self.order
 
     def end_transaction(self, producer_id: int, *, commit: bool) -> None:
-        """A marker of this producer is in the log."""
+        """Apply or drop the pending offsets of a producer whose marker is in the log."""
         for key, (order, committed) in self.unstable.pop(producer_id, {}).items():
             if commit:
                 self.put(key, committed, order)
 
     def forget(self, keys: Collection[OffsetKey], order: int) -> None:
-        """Takes over a deletion, except for what is committed by a later record."""
+        """Apply a deletion, except to offsets that a later record commits."""
         for key in keys:
             for offsets in self.unstable.values():
                 if key in offsets and offsets[key][0] < order:
@@ -503,8 +554,10 @@ class Group:
 
 
 def rebalance_timeout_ms(of: Join | StoredMember) -> int:
-    """How long a member may take to join again. Old versions of the request and of the record do not say, and mean the
-    timeout of the session.
+    """Return how long a member may take to rejoin.
+
+    Old versions of the request and of the record do not contain this timeout. They use
+    the session timeout.
     """
     if of.rebalance_timeout_ms < 0:
         return of.session_timeout_ms

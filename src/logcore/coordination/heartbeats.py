@@ -1,13 +1,15 @@
-"""Heartbeats of the consumer protocol (KIP-848): members join, say what they want and own, learn what to use, leave.
+"""Heartbeats of the consumer protocol (KIP-848): members join, subscribe, get
+partitions, leave.
 
-Rules (broker reference 4.3 and 4.4; consumergroup.py says what a group is):
-- One step changes the facts at once and returns their records, which are stored together: in one batch, with those of
-  steps that came while the batch before was on its way. A request is answered when all facts that its answer depends on
-  are on disk.
-- If records cannot be stored, the facts go back to their former values, and all waiting members are told to ask again.
-  Such records may be on disk all the same: before the next answer is given, the facts are written over them.
-- A partition goes from one member to another in two steps. In the first its owner says that it gave it up, or is
-  removed.
+Rules (broker reference 4.3 and 4.4; consumergroup.py defines a group):
+- A step changes the facts at once and returns their records. Steps made while a batch
+  is being stored are stored together in the next batch. A request is answered when all
+  facts that its answer depends on are durable.
+- If records cannot be stored, the facts get their former values, and all waiting
+  members get an error and retry. Such records may be on disk nevertheless, so the facts
+  are written again before the next answer.
+- A partition moves from one member to another in two steps. In the first its owner
+  confirms that it gave the partition up, or the owner is removed.
 - Only heartbeats renew a session.
 
 Each function changes one group and returns the effects.
@@ -69,16 +71,17 @@ from logcore.format.consumergrouprecords import (
     Resolved,
 )
 
-#: Member epochs with a meaning of their own; AWAY of consumergroup.py is another one.
+#: Member epochs with a special meaning; AWAY of consumergroup.py is another one.
 _JOINS: Final = 0
 _LEAVES: Final = -1
-#: The most bytes of steps that are stored together. By Kafka's defaults a batch has at most 1 MiB.
+#: Maximum size of the steps that are stored together. By Kafka's defaults a batch has
+#: at most 1 MiB.
 _BATCH_BYTES: Final = 256 << 10
 
 
 @attrs.frozen(kw_only=True)
 class Surroundings:
-    """What a step may look at beside the group and the request."""
+    """The inputs of a step besides the group and the request."""
 
     rules: Rules
     topics: Topics
@@ -87,7 +90,10 @@ class Surroundings:
 
 
 def check_beat(beat: Beat, *, may_lack_id: bool) -> BeatRefused | None:
-    """What a heartbeat says without its group. may_lack_id: a newcomer is given an id when it has none."""
+    """Check a heartbeat without its group; return None if it is valid.
+
+    With `may_lack_id`, a new member without an id gets one.
+    """
     text = _flaw(beat, may_lack_id)
     if text:
         return BeatRefused(GroupError.INVALID_REQUEST, text)
@@ -127,10 +133,11 @@ def _flaw(beat: Beat, may_lack_id: bool) -> str:
 def beat(
     group: Group, request: Beat, waiter: Waiter, around: Surroundings, *, owed: Iterable[Fact] = ()
 ) -> list[Effect]:
-    """Carries out a heartbeat that check_beat() passed. A refused one changes nothing.
+    """Carry out a heartbeat that check_beat() accepted.
 
-    owed: facts that are not on disk yet, because the group was of the classic protocol. Their records are stored with
-    those of the first step that is not refused.
+    A refused heartbeat changes nothing. `owed` contains facts without records, because
+    the group used the classic protocol before. Their records are stored with those of
+    the first step that is not refused.
     """
     step = Step(group, around)
     try:
@@ -147,7 +154,7 @@ def beat(
 def timed_out(
     group: Group, timeout: SessionEnds | RevocationEnds | RejoinEnds | FirstSyncEnds, around: Surroundings
 ) -> list[Effect]:
-    """The time of an At has come."""
+    """Handle the expiry of an At timer."""
     step = Step(group, around)
     match timeout:
         case SessionEnds(member_id):
@@ -165,7 +172,7 @@ def timed_out(
 
 
 def stored(group: Group, error: GroupError | None, around: Surroundings) -> list[Effect]:
-    """The records of some steps are on disk, or could not be stored."""
+    """Handle the outcome of a Store: the records are durable, or `error` is set."""
     step = Step(group, around)
     if group.state == DEAD:
         step.answer_stored(error or GroupError.NOT_COORDINATOR)
@@ -177,15 +184,17 @@ def stored(group: Group, error: GroupError | None, around: Surroundings) -> list
 
 
 def begin_sessions(group: Group, around: Surroundings) -> list[Effect]:
-    """Begins sessions of all members of a group that was read from disk, and their timers for giving up partitions."""
+    """Begin the sessions and revocation timers of a group that was read from disk."""
     step = Step(group, around)
     step.settle_timers([(Kind.CURRENT, member_id) for member_id in step.consumers.members])
     return step.effects
 
 
 def bury(group: Group) -> list[Effect]:
-    """Makes a group of either protocol Dead, with all its timers. Refuses requests that wait for queued records; those
-    that wait for records on their way are answered by stored().
+    """Make a group of either protocol Dead and cancel all its timers.
+
+    Requests that wait for queued records are refused. stored() answers requests that
+    wait for records which are being stored.
     """
     effects: list[Effect] = []
     consumers = group.consumers
@@ -199,7 +208,7 @@ def bury(group: Group) -> list[Effect]:
 
 
 def forget_timers(group: Group, consumers: ConsumerGroup) -> list[Effect]:
-    """Cancels those of all members."""
+    """Cancel the timers of all members."""
     effects: list[Effect] = [Cancel(group, SessionEnds(member_id)) for member_id in consumers.timers_ms]
     effects += [Cancel(group, RevocationEnds(member_id)) for member_id in sorted(consumers.revocations)]
     effects += [Cancel(group, RejoinEnds(member_id)) for member_id in sorted(consumers.rejoins)]
@@ -212,7 +221,7 @@ def forget_timers(group: Group, consumers: ConsumerGroup) -> list[Effect]:
 
 
 def refusal(result: Result, error: GroupError, text: str) -> Result:
-    """In place of a result, in the words of the request that it would have answered."""
+    """Return an error of the same request type as `result`."""
     if isinstance(result, Beaten | BeatRefused):
         return BeatRefused(error, text)
     if isinstance(result, Joined | JoinRefused):
@@ -221,7 +230,7 @@ def refusal(result: Result, error: GroupError, text: str) -> Result:
 
 
 class Refused(Exception):
-    """A step ends, and what it changed is taken back."""
+    """Ends a step; its changes are undone."""
 
     def __init__(self, error: GroupError, text: str) -> None:
         super().__init__(text)
@@ -230,7 +239,9 @@ class Refused(Exception):
 
 
 class Step:
-    """One transition under way: the group it changes, its time, and the effects so far."""
+    """One transition in progress: the group it changes, its time, and the effects so
+    far.
+    """
 
     def __init__(self, group: Group, around: Surroundings) -> None:
         assert group.consumers is not None
@@ -249,7 +260,7 @@ class Step:
         self.consumers.put(fact, value)
 
     def take_back(self) -> None:
-        """Undoes what this step changed so far."""
+        """Undo the changes of this step."""
         self._undo(self._written)
         self._written = Written()
         self._events = []
@@ -260,7 +271,9 @@ class Step:
         self.consumers.seen_version = None
 
     def finish(self, answers: list[tuple[Waiter, Result]]) -> None:
-        """Has the records stored, and the answers given once these and all before them are on disk."""
+        """Queue the records; give the answers once these and all earlier records are
+        durable.
+        """
         consumers = self.consumers
         written = self._written
         if written.records:
@@ -270,12 +283,14 @@ class Step:
             self._enter()
         elif consumers.is_busy:
             last = consumers.storing[-1]
-            # Nothing changed, but the answer may tell of changes that are on their way: it comes with the last of them.
+            # This step changed nothing, but its answer may depend on records that are
+            # being stored. It is given with the last of them.
             if consumers.queued:
                 last = consumers.queued[-1]
             last.answers += answers
         elif consumers.unsure and answers:
-            # The disk may have other facts than these. A crash would bring them back, and contradict the answer.
+            # The disk may contain other facts. After a crash they would return and
+            # contradict the answer.
             written.answers = answers
             consumers.queued.append(written)
         else:
@@ -284,7 +299,7 @@ class Step:
         self._store()
 
     def _enter(self) -> None:
-        """Brings the state of the Group in line with that of its members."""
+        """Update the state of the Group from the state of its members."""
         before = self.group.state
         self.group.enter(self.consumers.state, self.around.now_ms)
         if self.group.state == EMPTY != before:
@@ -298,7 +313,8 @@ class Step:
         consumers.storing = consumers.queued[:count]
         consumers.queued = consumers.queued[count:]
         changed = {fact for written in consumers.storing for fact, _ in written.before}
-        # value_of() below gives the newest values, which must be those of this batch and not of a later one.
+        # value_of() returns the newest values. These must belong to this batch, not to
+        # a later one.
         assert not (consumers.unsure and consumers.queued), "a failure leaves no steps that the first one comes before"
         again = [fact for fact in consumers.unsure if fact not in changed]
         records = [consumers.record(fact, consumers.value_of(fact)) for fact in again]
@@ -313,7 +329,7 @@ class Step:
 
     def have_failed(self, error: GroupError) -> None:
         consumers = self.consumers
-        # The queued steps too: they were decided from facts that are taken back.
+        # The queued steps fail too: they were decided on facts that are undone here.
         lost = [*consumers.storing, *consumers.queued]
         for written in reversed(lost):
             self._undo(written)
@@ -337,7 +353,7 @@ class Step:
     # -- timers
 
     def settle_timers(self, touched: Iterable[Fact]) -> None:
-        """Sets and cancels the timers of members whose facts were touched."""
+        """Set and cancel the timers of the members of these facts."""
         consumers = self.consumers
         for kind, name in dict.fromkeys(touched):
             if kind not in (Kind.MEMBER, Kind.CURRENT):
@@ -387,8 +403,10 @@ class Step:
             self.effects.append(Cancel(self.group, FirstSyncEnds(member_id)))
 
     def _renew(self, member_id: str) -> None:
-        """Begins a session again. A timer that comes too early is left, and sets itself again, so that most heartbeats
-        set none.
+        """Restart a session. A timer that expires before the new deadline is not
+        changed.
+
+        Such a timer sets itself again on expiry, so most heartbeats set no timer.
         """
         timeout_ms = self.around.rules.session_timeout_ms_of(self.group.group_id)
         classic = self.consumers.members[member_id].classic
@@ -442,7 +460,8 @@ class Step:
                 GroupError.FENCED_MEMBER_EPOCH,
                 f"the member is at epoch {before.member_epoch}, not at {request.member_epoch}",
             )
-        # In this order: what the member says, the epoch of the group, the targets of all, and how far this member gets.
+        # The order matters: the member's data, the group epoch, all targets, then the
+        # progress of this member.
         is_changed = self._take_facts(request)
         self._bump_epoch(is_changed)
         self._compute_targets()
@@ -464,9 +483,12 @@ class Step:
             raise unknown(request.member_id)
 
     def _check_static(self, request: Beat, instance_id: str) -> None:
-        """A member that joins takes the place of one that left for a while, or of one of the classic protocol, which
-        never says that it leaves. Unlike Kafka this accepts a member that repeats its own joining because the answer
-        was lost: there it has to wait for the end of its session.
+        """Check the instance id of a static member.
+
+        A member that joins replaces a member that left temporarily. It also replaces a
+        classic member, because such a member never announces that it leaves. Unlike
+        Kafka, this accepts a member that repeats its own join after a lost answer. In
+        Kafka that member must wait until its session expires.
         """
         consumers = self.consumers
         if request.member_epoch != _JOINS:
@@ -494,7 +516,7 @@ class Step:
             raise unknown(request.member_id)
 
     def _replace(self, old_id: str, new_id: str) -> None:
-        """Gives all facts of one member to another, the same instance, which joins again."""
+        """Transfer all facts of a member to the new member with the same instance id."""
         consumers = self.consumers
         member = attrs.evolve(consumers.members[old_id], classic=None)
         target = consumers.targets.get(old_id, NOTHING)
@@ -505,7 +527,9 @@ class Step:
         self._put((Kind.CURRENT, new_id), current)
 
     def _take_facts(self, request: Beat) -> bool:
-        """Keeps what the request says of the member. Returns whether its subscription has changed."""
+        """Store the member data of a request; return whether the subscription has
+        changed.
+        """
         member_id = request.member_id
         before = self.consumers.members.get(member_id)
         known = before or ConsumerMember()
@@ -537,7 +561,11 @@ class Step:
     # -- topics
 
     def _resolve(self, pattern: str) -> bool:
-        """Finds the topics that a pattern matches. Returns whether they have changed. Raises ValueError."""
+        """Find the topics that a pattern matches; return whether they have changed.
+
+        Raises:
+            ValueError: the pattern is invalid.
+        """
         topics = self.around.topics
         matches = self.around.compile(pattern)
         found = tuple(sorted(name for name in topics.names() if matches(name)))
@@ -548,14 +576,17 @@ class Step:
         return True
 
     def _forget_pattern(self, pattern: str | None) -> None:
-        """Deletes the topics of a pattern, unless a member still uses it."""
+        """Delete the topics of a pattern, unless a member still uses it."""
         if pattern is None or pattern not in self.consumers.patterns:
             return
         if all(member.pattern != pattern for member in self.consumers.members.values()):
             self._put((Kind.PATTERN, pattern), None)
 
     def _bump_epoch(self, is_changed: bool) -> None:
-        """Raises the epoch of a new group, when a subscription has changed, and when subscribed topics have changed."""
+        """Increase the group epoch if a subscription or a subscribed topic has changed.
+
+        A new group gets its first epoch here.
+        """
         consumers = self.consumers
         topics = self.around.topics
         is_seen = consumers.seen_version == topics.version
@@ -563,7 +594,8 @@ class Step:
             return
         if not is_seen:
             for pattern in sorted({member.pattern for member in consumers.members.values() if member.pattern}):
-                # A pattern that another broker accepted, and that we cannot read, keeps its topics.
+                # A pattern that another broker accepted, and that this one cannot
+                # parse, keeps its topics.
                 with contextlib.suppress(ValueError):
                     is_changed |= self._resolve(pattern)
         metadata_hash = consumers.hash_of(topics)
@@ -607,7 +639,11 @@ class Step:
         return Beaten(member_id=member_id, member_epoch=request.member_epoch, heartbeat_interval_ms=0)
 
     def _go_away(self, member_id: str) -> None:
-        """A static member keeps its assignment. By leaving it has given up the partitions that it had to give up."""
+        """Record that a static member left temporarily.
+
+        The member keeps its assignment. By leaving it has given up the partitions it
+        had to revoke.
+        """
         current = self.consumers.current(member_id)
         if current.member_epoch == AWAY:
             return
@@ -626,7 +662,7 @@ class Step:
 
 
 def _fitting(queued: list[Written]) -> int:
-    """How many steps, at least one, go into one batch."""
+    """Return how many steps, at least one, fit into one batch."""
     size_bytes = 0
     for count, written in enumerate(queued):
         size_bytes += sum(len(key) + len(value or b"") for key, value in written.records)
@@ -640,7 +676,10 @@ def unknown(member_id: str) -> Refused:
 
 
 def _is_whole(request: Beat) -> bool:
-    """Whether a request has all fields, as after an answer that was lost: then the answer has all fields too."""
+    """Return whether a request has all fields, as after a lost answer.
+
+    The answer then contains all fields too.
+    """
     if request.member_epoch == _JOINS:
         return True
     subscribes = request.topic_names is not None or request.pattern is not None

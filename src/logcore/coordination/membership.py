@@ -1,12 +1,16 @@
 """The members of a group: joining, syncing, heartbeats, leaving, and timeouts.
 
-Rules (the classic protocol, wire protocol section 7; group.py draws the states):
-- A member's request that has to wait for others is kept as its waiter; a second one of its kind ends the first.
-- The record comes first: a group is Stable once it is on disk.
-- A lost connection removes no member. A session ends only by its timeout, which requests renew and waiting suspends.
-- The bytes that members send each other are not interpreted, except for the topics they subscribe to.
+Rules (the classic protocol, wire protocol section 7; group.py lists the states):
+- A request that must wait for other members is stored as the member's waiter. A second
+  request of the same kind ends the first.
+- Records come first: a group becomes Stable when its record is durable.
+- A lost connection does not remove a member. Sessions end only by timeout. Requests
+  renew a session, and waiting suspends it.
+- The bytes that members send to each other are not interpreted, except for the
+  subscribed topics.
 
-Each function changes one group and returns the effects. If the group is Dead afterwards, no request may find it.
+Each function changes one group and returns the effects. If the group is Dead
+afterwards, requests must no longer find it.
 """
 
 from __future__ import annotations
@@ -56,24 +60,27 @@ from logcore.coordination.group import (
     rebalance_timeout_ms,
 )
 
-#: How long a new member may wait for its first generation; it cannot send heartbeats, having no id yet.
+#: How long a new member may wait for its first generation. It has no id yet, so it
+#: cannot send heartbeats.
 _NEW_MEMBER_MS: Final = 300_000
-#: The least time between two checks whether static members that have not rejoined are still waited for.
+#: Minimum interval between checks whether to wait for static members that have not
+#: rejoined.
 _LEAST_WAIT_MS: Final = 1_000
 _LAST_GENERATION: Final = 2**31 - 1
-#: The longest text of a record, whose length is an int16; less, because ids are made of texts and something more.
+#: The longest text in a record, whose length is an int16. The limit is lower because
+#: ids consist of such texts and a suffix.
 _TEXT_BYTES: Final = 32_000
 _CLIENT_ID_CHARACTERS: Final = 255
 
 
 def is_too_long(text: str) -> bool:
-    """Whether no record could hold a text."""
-    # A character has four bytes at most, so most texts need not be encoded to know.
+    """Return whether a text is too long for a record."""
+    # A character has at most four bytes, so most texts need not be encoded.
     return len(text) > _TEXT_BYTES // 4 and len(text.encode("utf-8", "surrogatepass")) > _TEXT_BYTES
 
 
 def check_join(request: Join, rules: Rules) -> GroupError | None:
-    """What a request to join says without its group."""
+    """Check a Join without its group; return None if it is valid."""
     if not request.group_id or is_too_long(request.group_id):
         return GroupError.INVALID_GROUP_ID
     if not rules.min_session_timeout_ms <= request.session_timeout_ms <= rules.max_session_timeout_ms:
@@ -88,13 +95,14 @@ def check_join(request: Join, rules: Rules) -> GroupError | None:
 
 
 def size_of(protocols: Iterable[tuple[str, bytes]]) -> int:
-    """Bytes of what a member says of itself."""
+    """Return the size of the protocols that a member offers."""
     return sum(len(name) + len(metadata) for name, metadata in protocols)
 
 
 def exceeds_limit(request: Join, others: Iterable[Sequence[tuple[str, bytes]]], rules: Rules) -> bool:
-    """Whether a group would keep more in memory of what its members say than it may. others: the protocols of the other
-    members.
+    """Return whether the member data of a group would exceed its memory limit.
+
+    `others` contains the protocols of the other members.
     """
     return size_of(request.protocols) + sum(map(size_of, others)) > rules.members_max_bytes
 
@@ -105,7 +113,7 @@ def are_assignments_too_large(assignments: Mapping[str, bytes], rules: Rules) ->
 
 
 def made_id(request: Join, new_id: Callable[[], str]) -> str:
-    """The id of a member that has none yet."""
+    """Return an id for a member that has none yet."""
     if request.instance_id is None:
         return f"{request.client_id[:_CLIENT_ID_CHARACTERS]}-{new_id()}"
     return f"{request.instance_id}-{new_id()}"
@@ -117,7 +125,9 @@ def made_id(request: Join, new_id: Callable[[], str]) -> str:
 def join(
     group: Group, request: Join, waiter: Waiter, now_ms: int, *, rules: Rules, new_id: Callable[[], str]
 ) -> list[Effect]:
-    """Lets a request that check_join() passed wait for the next generation, or refuses it."""
+    """Let a request that check_join() accepted wait for the next generation, or refuse
+    it.
+    """
     step = Step(group, rules, now_ms)
     step.join(request, waiter, new_id)
     return step.effects
@@ -138,14 +148,18 @@ def heartbeat(
     step = Step(group, rules, now_ms)
     step.renew(group.members[member_id])
     if group.state == PREPARING:
-        error = GroupError.REBALANCE_IN_PROGRESS  # the member learns from this that it has to join again
+        # The error makes the member rejoin.
+        error = GroupError.REBALANCE_IN_PROGRESS
     return error, step.effects
 
 
 def leave(
     group: Group, members: Sequence[tuple[str, str | None]], now_ms: int, *, rules: Rules
 ) -> tuple[list[GroupError | None], list[Effect]]:
-    """Takes (member id, instance id) pairs out; an error or None for each. An instance id alone is enough."""
+    """Remove (member id, instance id) pairs; return an error or None for each.
+
+    An instance id alone is sufficient.
+    """
     step = Step(group, rules, now_ms)
     results = [step.leave(member_id, instance_id) for member_id, instance_id in members]
     if any(error is None for error in results):
@@ -157,7 +171,10 @@ def leave(
 
 
 def absent(group: Group, member_ids: Iterable[str], now_ms: int, *, rules: Rules) -> list[Effect]:
-    """These static members are gone: closed, or their processes have died. Each has its absence_ms to come back."""
+    """Record that static members are absent: they were closed, or their processes died.
+
+    Each has its absence_ms to return.
+    """
     step = Step(group, rules, now_ms)
     for member_id in member_ids:
         member = group.members.get(member_id)
@@ -168,9 +185,11 @@ def absent(group: Group, member_ids: Iterable[str], now_ms: int, *, rules: Rules
 
 
 def withdraw(group: Group, waiter: Waiter, now_ms: int, *, rules: Rules) -> list[Effect]:
-    """Whoever waits with this for the answer to its join is gone, and may not know its id yet.
+    """Withdraw a Join whose sender has disappeared, perhaps without knowing its member
+    id.
 
-    A static member that had a place before keeps it for its absence_ms. Nothing happens if it has been answered.
+    A static member that had a place before keeps it for its absence_ms. If the request
+    has been answered, this has no effect.
     """
     member = next((one for one in group.members.values() if one.joining == waiter), None)
     if member is None:
@@ -183,7 +202,7 @@ def withdraw(group: Group, waiter: Waiter, now_ms: int, *, rules: Rules) -> list
 
 
 def timed_out(group: Group, timeout: Timeout, now_ms: int, *, rules: Rules) -> list[Effect]:
-    """The time of an At has come."""
+    """Handle the expiry of an At timer."""
     step = Step(group, rules, now_ms)
     match timeout:
         case SessionEnds(member_id):
@@ -206,21 +225,23 @@ def timed_out(group: Group, timeout: Timeout, now_ms: int, *, rules: Rules) -> l
 
 
 def assigned(group: Group, done: Assigned, error: GroupError | None, now_ms: int, *, rules: Rules) -> list[Effect]:
-    """The leader's assignment is on disk, or could not be stored."""
+    """Handle the outcome of storing the leader's assignment."""
     step = Step(group, rules, now_ms)
     step.assigned(done, error)
     return step.effects
 
 
 def replaced(group: Group, done: Replaced, error: GroupError | None, now_ms: int, *, rules: Rules) -> list[Effect]:
-    """The record of a group in which a static member came back is on disk, or could not be stored."""
+    """Handle the outcome of storing the record of a group with a replaced static
+    member.
+    """
     step = Step(group, rules, now_ms)
     step.replaced(done, error)
     return step.effects
 
 
 def begin_sessions(group: Group, now_ms: int, *, rules: Rules) -> list[Effect]:
-    """Begins the sessions of all members of a group that was read from disk."""
+    """Begin the sessions of all members of a group that was read from disk."""
     step = Step(group, rules, now_ms)
     for member in group.members.values():
         step.renew(member)
@@ -228,7 +249,7 @@ def begin_sessions(group: Group, now_ms: int, *, rules: Rules) -> list[Effect]:
 
 
 def begin_anew(group: Group, now_ms: int, *, rules: Rules) -> list[Effect]:
-    """Begins the sessions of all members, and a rebalance: they have to join again."""
+    """Begin all sessions and a rebalance: all members must rejoin."""
     step = Step(group, rules, now_ms)
     for member in group.members.values():
         step.renew(member)
@@ -237,7 +258,7 @@ def begin_anew(group: Group, now_ms: int, *, rules: Rules) -> list[Effect]:
 
 
 def turn_away(group: Group) -> list[Effect]:
-    """Answers all requests that wait: their members have to ask another coordinator."""
+    """Answer all waiting requests with NOT_COORDINATOR."""
     step = Step(group, None, 0)
     for member in group.members.values():
         step.end_join(member, GroupError.NOT_COORDINATOR)
@@ -246,14 +267,14 @@ def turn_away(group: Group) -> list[Effect]:
 
 
 def forget_pending(group: Group) -> list[Effect]:
-    """Forgets the ids that were given out to join with, and were not used yet."""
+    """Drop the ids that were given out and not used yet."""
     effects: list[Effect] = [Cancel(group, PendingEnds(member_id)) for member_id in sorted(group.pending)]
     group.pending.clear()
     return effects
 
 
 def bury(group: Group) -> list[Effect]:
-    """Makes a group Dead, with all its timers, and answers no request."""
+    """Make a group Dead and cancel all its timers. No request is answered."""
     effects = forget_timers(group)
     group.state = DEAD
     return effects
@@ -270,7 +291,7 @@ def forget_timers(group: Group) -> list[Effect]:
 
 
 def end_rebalance(group: Group) -> list[Effect]:
-    """Tells all who wait for others to join again."""
+    """Answer all requests that wait for other members; these members must rejoin."""
     step = Step(group, None, 0)
     for member in group.members.values():
         step.end_join(member, GroupError.REBALANCE_IN_PROGRESS)
@@ -279,7 +300,9 @@ def end_rebalance(group: Group) -> list[Effect]:
 
 
 class Step:
-    """One transition under way: the group it changes, its time, and the effects so far."""
+    """One transition in progress: the group it changes, its time, and the effects so
+    far.
+    """
 
     def __init__(self, group: Group, rules: Rules | None, now_ms: int) -> None:
         self.group = group
@@ -326,12 +349,13 @@ class Step:
         return exceeds_limit(request, others, self.rules)
 
     def _join_unknown(self, request: Join, waiter: Waiter, new_id: Callable[[], str]) -> None:
-        """A request without a member id: a newcomer, or a static member that was started again."""
+        """Handle a Join without a member id, from a new or a restarted static member."""
         group = self.group
         instance_id = request.instance_id
         member_id = made_id(request, new_id)
         if instance_id is None:
-            # A response that is lost then leaves a pending id behind, and not a member that all others wait for.
+            # A lost response then leaves only a pending id, not a member that all
+            # others wait for.
             if request.takes_id_first:
                 group.pending.add(member_id)
                 self.effects.append(At(group, PendingEnds(member_id), self.now_ms + request.session_timeout_ms))
@@ -345,7 +369,8 @@ class Step:
         self._join_new(member_id, request, waiter)
 
     def _join_pending(self, request: Join, waiter: Waiter) -> None:
-        if request.instance_id is not None:  # pending ids are those of dynamic members
+        # Only dynamic members have pending ids.
+        if request.instance_id is not None:
             self.reply(waiter, JoinRefused(GroupError.UNKNOWN_MEMBER_ID, request.member_id))
             return
         self._forget_pending(request.member_id)
@@ -369,14 +394,16 @@ class Step:
         )
         self._park_join(member, request, waiter)
         if group.state == PREPARING and group.is_first:
-            group.has_newcomer = True  # the delay of the first members begins again
+            # Restarts the delay of the first members.
+            group.has_newcomer = True
         group.add(member, request.protocol_type)
         self.renew(member, _NEW_MEMBER_MS)
         self._rebalance()
 
     def _park_join(self, member: Member, request: Join, waiter: Waiter) -> None:
-        """Lets the request wait for the next generation, with what it says of the member."""
-        self.end_join(member, GroupError.REBALANCE_IN_PROGRESS)  # it asks again over another connection
+        """Store the member data of a Join and let it wait for the next generation."""
+        # The member has sent its request again over another connection.
+        self.end_join(member, GroupError.REBALANCE_IN_PROGRESS)
         member.protocols = request.protocols
         member.session_timeout_ms = request.session_timeout_ms
         member.rebalance_timeout_ms = rebalance_timeout_ms(request)
@@ -388,8 +415,10 @@ class Step:
         is_leader = group.leader == member.member_id
         is_settled = group.state == COMPLETING or (group.state == STABLE and not is_leader)
         if is_settled and member.protocols == request.protocols:
-            # Its last response may have been lost, so it is told once more. A leader that joins a Stable group wants a
-            # rebalance: something changed that only it knows of, such as the partitions of a topic.
+            # Its last response may have been lost, so it gets the response again. A
+            # leader that joins a Stable group wants a rebalance because of a change
+            # that only the leader knows. An example is the number of partitions of a
+            # topic.
             self.renew(member)
             self.reply(waiter, group.joined(member))
             return
@@ -398,7 +427,10 @@ class Step:
         self._rebalance()
 
     def _replace_static(self, old: Member, member_id: str, request: Join, waiter: Waiter) -> None:
-        """A static member came back without its id: it gets a new one, and the assignment of the old one."""
+        """Replace a static member that came back without its id.
+
+        It gets a new id, and the assignment of the old one.
+        """
         group = self.group
         leader_before = group.leader
         self.cancel_session(old)
@@ -410,7 +442,8 @@ class Step:
         group.swap(old, member)
         self._park_join(member, request, waiter)
         self.renew(member)
-        # Without a rebalance, if the group may stay as it is: the others do not notice that the member was restarted.
+        # If the group can remain unchanged, no rebalance begins. The other members do
+        # not notice that the member was restarted.
         if group.state != STABLE or group.vote() != group.protocol:
             self._rebalance()
             return
@@ -422,9 +455,11 @@ class Step:
         group = self.group
         member = done.new
         if member.joining is not done.waiter or group.generation != done.generation or group.state != STABLE:
-            return  # a rebalance has begun, and answers it
+            # A rebalance has begun and will answer the request.
+            return
         member.joining = None
-        if error is not None:  # the record does not have the new id: the old one counts again
+        # The record does not contain the new id, so the old one is valid again.
+        if error is not None:
             self.cancel_session(member)
             group.swap(member, done.old)
             is_absent = done.old.is_absent
@@ -436,14 +471,15 @@ class Step:
         joined = group.joined(member)
         if done.may_skip_assignment:
             joined = attrs.evolve(joined, skip_assignment=group.leader == member.member_id)
-        else:  # it must not learn that it leads, or it would assign again
+        # The member must not learn that it leads, or it would assign again.
+        else:
             joined = attrs.evolve(joined, members=(), leader=done.leader_before or "")
         self.reply(done.waiter, joined)
 
     # -- rebalancing
 
     def _rebalance(self) -> None:
-        """Begins a rebalance, or ends the one under way if it waited for nothing else."""
+        """Begin a rebalance, or complete the present one if all members have joined."""
         if self.group.state != PREPARING:
             self.prepare()
         elif self.group.is_complete and not self.group.is_first:
@@ -454,10 +490,11 @@ class Step:
             self._rebalance()
 
     def prepare(self) -> None:
-        """Begins a rebalance: all members have to join again."""
+        """Begin a rebalance: all members must rejoin."""
         group = self.group
         ended = [member for member in group.members.values() if member.syncing is not None]
-        if group.state == COMPLETING:  # those of this generation never became known
+        # The assignments of this generation were never published.
+        if group.state == COMPLETING:
             for member in group.members.values():
                 member.assignment = b""
         self.cancel_sync_timer()
@@ -475,7 +512,8 @@ class Step:
         else:
             self._set_join_timer(JoinEnds(), group.rebalance_timeout_ms)
         for member in ended:
-            if member.syncing is not None:  # complete_join() may have removed the member, and answered it
+            # complete_join() may have removed the member and answered it.
+            if member.syncing is not None:
                 self._renew_answered(member)
                 self.end_sync(member, GroupError.REBALANCE_IN_PROGRESS)
 
@@ -489,7 +527,7 @@ class Step:
             self.group.join_timer = None
 
     def end_delay(self, left_ms: int) -> None:
-        """The first members have waited; if others came meanwhile, they wait on for more."""
+        """Complete the join phase, or wait again if members joined during the delay."""
         group = self.group
         if not (group.has_newcomer and left_ms):
             self.complete_join()
@@ -499,19 +537,22 @@ class Step:
         self._set_join_timer(DelayEnds(max(left_ms - delay_ms, 0)), min(delay_ms, left_ms))
 
     def complete_join(self) -> None:
-        """Ends the phase of joining: the members that joined are the next generation."""
+        """End the join phase: the members that joined form the next generation."""
         group = self.group
         self.cancel_join_timer()
         assert group.state == PREPARING, group.state
-        # A static member keeps its place until its session ends: it may be restarting.
+        # A static member keeps its place until its session ends, because it may be
+        # restarting.
         for member in list(group.members.values()):
             if member.joining is None and member.instance_id is None:
                 self.remove(member)
         if group.members and not group.elect():
-            # Only static members are left, and none has joined: wait until one does, or until their sessions end.
+            # Only static members are left, and none has joined. Wait until one joins or
+            # their sessions end.
             self._set_join_timer(JoinEnds(), max(group.rebalance_timeout_ms, _LEAST_WAIT_MS))
             return
-        group.generation = group.generation % _LAST_GENERATION + 1  # 1 follows on the largest int32
+        # After the largest int32 the generation restarts at 1.
+        group.generation = group.generation % _LAST_GENERATION + 1
         group.is_first = False
         group.unsynced.clear()
         if group.members:
@@ -539,13 +580,15 @@ class Step:
         for member in group.members.values():
             if member.joining is not None:
                 self.reply(member.joining, group.joined(member))
-                # Its session did not run while it waited.
+                # Its session was suspended while it waited.
                 member.joining = None
                 self._renew_answered(member)
             member.is_new = False
 
     def end_syncs(self, generation: int) -> None:
-        """Removes members that joined and then never asked for their assignment: they hold up the others."""
+        """Remove members that joined but sent no Sync request, because they block the
+        others.
+        """
         group = self.group
         if group.generation != generation or group.state not in (COMPLETING, STABLE) or not group.unsynced:
             return
@@ -578,9 +621,11 @@ class Step:
         if group.state == STABLE:
             self.reply(waiter, group.synced(member))
             return
-        self.end_sync(member, GroupError.REBALANCE_IN_PROGRESS)  # it asks again over another connection
+        # The member has sent its request again over another connection.
+        self.end_sync(member, GroupError.REBALANCE_IN_PROGRESS)
         member.syncing = waiter
-        # Also for the leader, until the assignments are on disk: assigned() answers all.
+        # The leader waits too: assigned() answers all members once the assignments are
+        # durable.
         if group.leader == member.member_id:
             done = Assigned(group.generation, request.assignments)
             self.effects.append(Store(group, group.records(request.assignments), done))
@@ -597,7 +642,9 @@ class Step:
     def assigned(self, done: Assigned, error: GroupError | None) -> None:
         group = self.group
         if group.state != COMPLETING or group.generation != done.generation:
-            return  # a member has joined or left meanwhile, and all were answered then
+            # A member joined or left in the meantime, and all requests were answered
+            # then.
+            return
         waiting = [member for member in group.members.values() if member.syncing is not None]
         if error is not None:
             for member in waiting:
@@ -643,9 +690,10 @@ class Step:
             self.group.state = DEAD
 
     def renew(self, member: Member, timeout_ms: int | None = None) -> None:
-        """Begins the session again. A timer that will come too early is left, and renews itself when it does.
+        """Restart a session. A timer that expires before the new deadline is not
+        changed.
 
-        So most heartbeats set no timer.
+        Such a timer sets itself again on expiry, so most heartbeats set no timer.
         """
         if timeout_ms is None:
             timeout_ms = member.session_timeout_ms
@@ -655,7 +703,11 @@ class Step:
             self._set_session(member)
 
     def _renew_answered(self, member: Member) -> None:
-        """The session of a member does not run while it waits for an answer, but for that of one that is gone."""
+        """Restart the session of a member whose request is answered.
+
+        The session was suspended while the request waited. The deadline of an absent
+        member is not changed.
+        """
         if not member.is_absent:
             self.renew(member)
 
@@ -673,8 +725,9 @@ class Step:
         if self.now_ms < member.deadline_ms:  # renewed since the timer was set
             self._set_session(member)
             return
-        # A member whose request waits here cannot send heartbeats; the reply renews its session. A new one does not
-        # wait for ever, because it may be dead: nothing was heard of it since it joined. Nor does one that is gone.
+        # A member with a waiting request cannot send heartbeats; the reply renews its
+        # session. A new member does not wait forever, because it may be dead: it has
+        # sent nothing since it joined. Neither does an absent member.
         if member.is_waiting and not member.is_new and not member.is_absent:
             return
         self.effects.append(SessionEnded(self.group.group_id, member.member_id))

@@ -1,17 +1,21 @@
 """The offsets of a group: commits, their deletion and their expiry.
 
 Rules:
-- A commit is visible, and answered, once its record is on disk. Until then it is in `storing`: deleting the group or
-  the topic meanwhile deletes it too.
-- A member may not commit while the leader divides the partitions; it asks again. A member that leaves may commit: until
-  the leader has divided them, no other member has got the partitions that it read.
-- A commit inside a transaction counts once the transaction's marker says so, unless a later one counts by then.
-- A deletion takes what was committed before it, also in a transaction that is open, and nothing of what came after it.
-  Its records are as many batches as they need: those of a large group do not fit into one.
-- A group that is deleted is found by no request from then on. If its deletion cannot be stored, what is still on disk
-  is restored (coordinator.py), so that it can be deleted again and does not first return after a restart.
+- A commit is visible, and answered, once its record is durable. Until then it is in
+  `storing`, and deleting the group or the topic deletes it too.
+- A member may not commit while the leader computes the assignment; it retries. A member
+  that leaves may commit: until the assignment is complete, no other member has received
+  its partitions.
+- A commit in a transaction takes effect when the transaction commits, unless a later
+  commit is already in effect.
+- A deletion covers all earlier commits, also those in an open transaction, and no later
+  commit. Its records are split into batches, because those of a large group do not fit
+  into one.
+- From its deletion on, no request finds a deleted group. If its deletion cannot be
+  stored, coordinator.py restores the remaining state. The group can then be deleted
+  again, and does not first reappear after a restart.
 
-Which topics exist and how long metadata may be is the caller's to check.
+The caller checks which topics exist and how long metadata may be.
 """
 
 from __future__ import annotations
@@ -37,19 +41,21 @@ from logcore.coordination.effects import (
 from logcore.coordination.group import COMPLETING, DEAD, EMPTY, Group
 from logcore.format.grouprecords import RECORD_HEAD_BYTES, Committed, GroupRecord, commit_key, commit_value, group_key
 
-#: The largest batch of records that delete offsets.
+#: Maximum size of a batch of records that delete offsets.
 _BATCH_BYTES: Final = 65_536
 
 
 def check_commit(group: Group, who: Committer, now_ms: int, *, rules: Rules) -> tuple[GroupError | None, list[Effect]]:
-    """Whether this committer may commit now.
+    """Check whether this committer may commit now.
 
-    A member's commit renews its session, but not that of a member of the consumer protocol.
+    A commit renews the session of a classic member, but not of a member of the consumer
+    protocol.
     """
     if group.consumers is not None:
         return _check_consumer(group, who), []
     if who.generation < 0:
-        # A client without a group protocol. In a group with members it could overwrite their commits.
+        # A client that does not use the group protocol. In a group with members it
+        # could overwrite their commits.
         if group.state == EMPTY:
             return None, []
         if not who.member_id and who.instance_id is None:
@@ -76,7 +82,9 @@ def _check_consumer(group: Group, who: Committer) -> GroupError | None:
 
 
 def commit(group: Group, offsets: Mapping[OffsetKey, Committed], waiter: Waiter) -> list[Effect]:
-    """Stores offsets that check_commit() let pass; the reply comes once they are on disk and seen."""
+    """Store offsets that check_commit() accepted; reply once they are durable and
+    visible.
+    """
     records = tuple((commit_key(group.group_id, *key), commit_value(each)) for key, each in offsets.items())
     group.storing.update(offsets.keys())
     return [Store(group, records, OffsetsCommitted(offsets, waiter, group.next_order()))]
@@ -85,9 +93,10 @@ def commit(group: Group, offsets: Mapping[OffsetKey, Committed], waiter: Waiter)
 def commit_in_transaction(
     group: Group, producer_id: int, producer_epoch: int, offsets: Mapping[OffsetKey, Committed], waiter: Waiter
 ) -> list[Effect]:
-    """Stores offsets that count if and when the producer's transaction commits; the reply comes once they are on disk.
+    """Store offsets that take effect if the producer's transaction commits.
 
-    They are in `unstable` from now on: the marker may be reported before this record is.
+    The reply follows once they are durable. They are in `unstable` at once, because the
+    marker may be reported before this record.
     """
     records = tuple((commit_key(group.group_id, *key), commit_value(each)) for key, each in offsets.items())
     order = group.next_order()
@@ -99,7 +108,7 @@ def commit_in_transaction(
 
 
 def pending(group: Group, done: OffsetsPending, error: GroupError | None) -> list[Effect]:
-    """The records of a transaction are on disk, or could not be stored."""
+    """Handle the outcome of storing the records of a transaction."""
     unstable = group.unstable.get(done.producer_id, {})
     if error is not None:
         for key in done.offsets:
@@ -125,7 +134,7 @@ def committed(group: Group, done: OffsetsCommitted, error: GroupError | None) ->
 
 
 def delete(group: Group, keys: Iterable[OffsetKey], waiter: Waiter | None) -> list[Effect]:
-    """Deletes offsets; waiter: None when no request waits."""
+    """Delete offsets; `waiter` is None if no request waits."""
     batches = _in_batches(group, keys)
     if batches:
         order = group.next_order()
@@ -138,7 +147,7 @@ def delete(group: Group, keys: Iterable[OffsetKey], waiter: Waiter | None) -> li
 
 
 def _in_batches(group: Group, keys: Iterable[OffsetKey]) -> list[list[OffsetKey]]:
-    """The keys in order, as many together as the records that delete them may take in one batch."""
+    """Split the keys in order, so that the tombstones of each part fit into one batch."""
     batches: list[list[OffsetKey]] = []
     left = 0
     for key in keys:
@@ -159,7 +168,10 @@ def _deletion(
 
 
 def deleted(group: Group, done: OffsetsDeleted, error: GroupError | None) -> list[Effect]:
-    """One batch of a deletion is on disk, or could not be stored. The waiting request gets the first error of any."""
+    """Handle the outcome of one batch of a deletion.
+
+    The waiting request gets the first error of all batches.
+    """
     if error is None:
         group.forget(done.keys, done.order)
     else:
@@ -175,8 +187,10 @@ def deleted(group: Group, done: OffsetsDeleted, error: GroupError | None) -> lis
 def forget_topics(
     group: Group, names: set[str], new_waiter: Callable[[], Waiter | None] = lambda: None
 ) -> list[Effect]:
-    """Deletes the offsets of deleted topics, at once: a new topic of such a name begins without any. Commits on their
-    way to the disk are not seen any more. new_waiter: called if there is something to delete.
+    """Delete the offsets of deleted topics at once.
+
+    A new topic with such a name starts without offsets, and pending commits never
+    become visible. `new_waiter` is called if there is something to delete.
     """
     keys = group.keys_of(names)
     if not keys:
@@ -188,7 +202,7 @@ def forget_topics(
 
 
 def expire(group: Group, now_ms: int) -> list[Effect]:
-    """Deletes offsets that have been kept long enough, and with the last of them a group without members."""
+    """Delete expired offsets, and the group if it has no members and no other offsets."""
     keys = group.expired(now_ms)
     is_all = len(keys) == sum(map(len, group.offsets.values()))
     is_busy = group.consumers is not None and group.consumers.is_busy
@@ -198,7 +212,7 @@ def expire(group: Group, now_ms: int) -> list[Effect]:
 
 
 def delete_group(group: Group, waiter: Waiter | None) -> list[Effect]:
-    """Makes an empty group Dead and deletes its records."""
+    """Make an empty group Dead and delete its records."""
     assert group.state == EMPTY, group.state
     *batches, last = _in_batches(group, group.offset_keys()) or [[]]
     own: tuple[GroupRecord, ...] = (*group.owed_records(), (group_key(group.group_id), None))
@@ -207,7 +221,7 @@ def delete_group(group: Group, waiter: Waiter | None) -> list[Effect]:
     order = group.next_order()
     effects = heartbeats.bury(group)
     effects += [_deletion(group, batch, order) for batch in batches]
-    # The group itself goes last: until then it can be deleted again.
+    # The record of the group is deleted last: until then the deletion can be repeated.
     records = (*_tombstones(group, last), *own)
     effects.append(Store(group, records, GroupDeleted(waiter, order, tuple(last))))
     return effects
@@ -218,7 +232,10 @@ def _tombstones(group: Group, keys: Iterable[OffsetKey]) -> tuple[GroupRecord, .
 
 
 def group_deleted(group: Group, done: GroupDeleted, error: GroupError | None) -> tuple[GroupError | None, list[Effect]]:
-    """The last batch of a group's deletion is on disk, or could not be stored. Why not all are, or None."""
+    """Handle the outcome of the last batch of a group's deletion.
+
+    Return the first error of all batches, or None, and the effects.
+    """
     if error is None:
         group.forget(done.keys, done.order)
     error = group.failed.pop(done.order, error)

@@ -1,12 +1,13 @@
-"""A group with its timers and the answers that wait for others to fetch them, as the text of a registry's node.
+"""Packs a group, its timers and unfetched answers into the text of a registry node.
 
 Rules:
-- All is named and has its type. What another version has written is an error, and so is a field too few or too many, or
-  of another type: the state machine meets nothing that it did not write.
-- Waiters are texts. What is on its way to the disk is not packed: who carries effects out ends them first.
-- Committed offsets are not packed: the log has them.
+- Every field is named and typed. A missing, extra or mistyped field, or another
+  version, raises an error, so the state machine gets only states that it wrote.
+- Waiters are texts. A node contains no pending writes: the caller completes them before
+  packing.
+- Committed offsets are not packed, because the log contains them.
 
-Pure functions. sharedgroups.py in consumer/ keeps the node.
+These are pure functions. consumer/sharedgroups.py stores the node.
 """
 
 from __future__ import annotations
@@ -105,16 +106,18 @@ _TIMEOUTS: Final = {
 
 @attrs.define
 class GroupNode:
-    """What a node holds. boot: of the machine when it was written; clock_ms: what is added to the steady clock for the
-    time of the group; timers: when what is due; sessions: member id -> session of its process; mail: waiter -> how its
-    request ended, until its process has fetched it.
-    """
+    """The content of a registry node of a group."""
 
     group: Group
+    #: The boot id of the machine at the time of writing.
     boot: str
+    #: Added to the steady clock to get the group's time.
     clock_ms: int
+    #: The due time of each timer.
     timers: dict[Timeout, int] = attrs.Factory(dict[Timeout, int])
+    #: Member id -> session of its process.
     sessions: dict[str, str] = attrs.Factory(dict[str, str])
+    #: Waiter -> result of its request, until its process has fetched the result.
     mail: dict[str, Result] = attrs.Factory(dict[str, Result])
 
     def pack(self) -> bytes:
@@ -146,7 +149,11 @@ class GroupNode:
 
     @classmethod
     def unpack(cls, group_id: str, value: bytes) -> GroupNode:
-        """Raises UnsupportedRegistryError for what this version does not write."""
+        """Return the group of a node.
+
+        Raises:
+            UnsupportedRegistryError: this version does not write such a node.
+        """
         try:
             facts = json.loads(value)
             if facts["version"] != _VERSION:
@@ -207,11 +214,12 @@ class GroupNode:
 
 
 def _check(row: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]]) -> None:
-    """Raises ValueError unless a row has exactly these fields, with values of these types."""
+    """Raise ValueError unless a row has exactly these fields with these types."""
     if set(row) != set(kinds):
         raise ValueError(f"fields missing or unknown: {sorted(set(row) ^ set(kinds))}")
     for name, kind in kinds.items():
-        if type(row[name]) not in kind:  # a bool is no number here
+        # A bool does not count as an int here.
+        if type(row[name]) not in kind:
             raise ValueError(f"{name} is {row[name]!r}")
 
 

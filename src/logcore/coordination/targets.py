@@ -1,13 +1,16 @@
-"""The partitions of each member of a consumer group (KIP-848): Kafka's assignors `uniform` and `range`, pure.
+"""Target assignments of a consumer group (KIP-848): Kafka's assignors `uniform` and
+`range`, pure.
 
 Rules:
-- Every partition of a subscribed topic gets exactly one member, and that member subscribes to it.
-- `uniform` evens out: no two members differ by more than one partition where moving one could help. It moves no
-  partition that need not move.
-- `range` gives each member neighbouring partitions of each topic, whichever member had them before.
+- Every partition of a subscribed topic is assigned to exactly one member, and that
+  member subscribes to it.
+- `uniform` balances: no two members differ by more than one partition if a move could
+  help. It moves no more partitions than necessary.
+- `range` gives each member adjacent partitions of each topic, whichever member had them
+  before.
 
-Members come in an order of the caller's, which decides between equals. When a member may use its target is decided
-in heartbeats.py, not here.
+The caller decides the order of the members, which breaks ties. heartbeats.py decides
+when a member may use its target.
 """
 
 from __future__ import annotations
@@ -22,17 +25,19 @@ import attrs
 
 from logcore.format.consumergrouprecords import Partition, Partitions
 
-#: How many partitions each topic has, by its id. The order of topics is that in which they are given out.
+#: Number of partitions of each topic, by topic id. Topics are assigned in this order.
 Counts = Mapping[bytes, int]
 
 
 @attrs.frozen(kw_only=True)
 class Subscriber:
-    """A member. topics: ids of those that it subscribes to and that exist. target: what it was to have until now."""
+    """A member with its subscription."""
 
     member_id: str
     instance_id: str | None = None
+    #: Ids of the existing topics that it subscribes to.
     topics: frozenset[bytes]
+    #: Its target until now.
     target: Partitions = frozenset()
 
 
@@ -50,7 +55,10 @@ def uniform(members: Sequence[Subscriber], counts: Counts) -> Targets:
 
 
 def range_(members: Sequence[Subscriber], counts: Counts) -> Targets:
-    """Static members come first, by instance id, then the others by member id."""
+    """Assign adjacent partitions.
+
+    Static members come first, ordered by instance id, then the others by member id.
+    """
     ordered = sorted(members, key=lambda member: (member.instance_id is None, member.instance_id or member.member_id))
     given: dict[str, set[Partition]] = {member.member_id: set() for member in members}
     for topic_id, count in counts.items():
@@ -66,16 +74,19 @@ def range_(members: Sequence[Subscriber], counts: Counts) -> Targets:
     return {member_id: frozenset(partitions) for member_id, partitions in given.items()}
 
 
-#: By the names that members ask for them with. The first is taken when none asks.
+#: Assignors by the names that members request. If no member requests one, the first is
+#: used.
 ASSIGNORS: Final[Mapping[str, Assignor]] = MappingProxyType({"uniform": uniform, "range": range_})
 
 
-# -- members that want the same topics -------------------------------------------------------------------------------
+# -- members with the same subscription
 
 
 def _same_topics(members: Sequence[Subscriber], counts: Counts) -> Targets:
-    """Each keeps what it had up to its quota. The one more than the least that some may have goes first to those that
-    have it already.
+    """Let each member keep its partitions up to its quota, then assign the rest.
+
+    If the partitions do not divide evenly, members that already have one more keep it
+    first.
     """
     topics = members[0].topics
     everything = [(topic_id, number) for topic_id in counts if topic_id in topics for number in range(counts[topic_id])]
@@ -92,7 +103,8 @@ def _same_topics(members: Sequence[Subscriber], counts: Counts) -> Targets:
         for partition in keeps:
             del free[partition]
         kept[member.member_id] = keeps
-        must_take_more = extra > len(members) - place - 1  # too few are left behind it
+        # Only enough members remain for the extra partitions.
+        must_take_more = extra > len(members) - place - 1
         quota = least
         if extra and (len(keeps) > least or must_take_more):
             quota = least + 1
@@ -105,12 +117,15 @@ def _same_topics(members: Sequence[Subscriber], counts: Counts) -> Targets:
     return {member_id: frozenset(partitions) for member_id, partitions in kept.items()}
 
 
-# -- members that want different topics ------------------------------------------------------------------------------
+# -- members with different subscriptions
 
 
 class _Balance:
-    """Members by their places. Each keeps what it had; what no member has goes to who has least; then partitions move
-    along chains of members, from one that has too many to one that has two fewer, until no chain is left.
+    """Balances members with different subscriptions; members are indexes.
+
+    Each member keeps its partitions, and free partitions are assigned to the member
+    with the fewest. Partitions then move along chains of members, from one to another
+    that has at least two fewer, until no chain is left.
     """
 
     def __init__(self, members: Sequence[Subscriber], counts: Counts) -> None:
@@ -135,7 +150,7 @@ class _Balance:
         return {member.member_id: frozenset(found[place]) for place, member in enumerate(self._members)}
 
     def _keep(self) -> dict[bytes, list[int]]:
-        """Lets members keep what they had; returns what no member has."""
+        """Let members keep their partitions; return the free partitions."""
         free = {topic_id: dict.fromkeys(range(count)) for topic_id, count in self._counts.items()}
         for place, member in enumerate(self._members):
             for topic_id, number in sorted(member.target):
@@ -157,8 +172,10 @@ class _Balance:
             heapq.heapreplace(waiting, (load + 1, place))
 
     def _even_out(self) -> None:
-        """Each chain makes the sum of the squares of the loads smaller, so this ends. Single moves come first, since a
-        chain moves as many partitions as it has links.
+        """Move partitions until no move helps.
+
+        Each chain reduces the sum of the squared loads, so this terminates. Single
+        moves come first because a chain moves one partition for each of its links.
         """
         for most_links in (1, len(self._members)):
             has_moved = True
@@ -166,8 +183,10 @@ class _Balance:
                 has_moved = self._fill_each(most_links)
 
     def _fill_each(self, most_links: int) -> bool:
-        """Those with least come first. Who stands on chains that brought nothing to one of these gets nothing by its
-        own, which are parts of them.
+        """Try to give each member a partition, starting with the smallest load.
+
+        If no chain to a member exists, the members on the searched chains cannot gain
+        either: their own chains are part of those.
         """
         richest = max(self._loads, default=0)
         fruitless: set[int] = set()
@@ -184,10 +203,14 @@ class _Balance:
         return has_moved
 
     def _fill(self, poor: int, most_links: int) -> set[int]:
-        """Gives the member one partition along the shortest chain from a member that has two more. If there is none,
-        returns all that chains lead to.
+        """Move one partition to the member along the shortest chain from a richer
+        member.
+
+        That member must have at least two partitions more. If there is no such chain,
+        return all members that the search reached.
         """
-        receivers: dict[int, tuple[int, bytes]] = {}  # who gives -> to whom, and of which topic
+        # Giver -> receiver and topic of the partition.
+        receivers: dict[int, tuple[int, bytes]] = {}
         seen: set[bytes] = set()
         links = {poor: 0}
         waiting = deque([poor])
@@ -222,7 +245,11 @@ class _Balance:
             giver = receiver
 
     def _choose(self, giver: int, receiver: int, topic_id: bytes) -> int:
-        """Rather one that the receiver had before, or that the giver had not."""
+        """Return the partition to move.
+
+        Prefer one that was in the receiver's target, then one that was not in the
+        giver's.
+        """
         before = self._members[giver].target
         wanted = self._members[receiver].target
         return min(

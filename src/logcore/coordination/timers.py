@@ -1,4 +1,4 @@
-"""Timers without a clock: the owner of one asks `next_ms` when the next is due, and takes `due()` then."""
+"""Timers without a clock: the owner waits until `next_ms`, then calls due()."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ from typing import Generic, TypeVar
 
 Name = TypeVar("Name", bound=Hashable)
 
-#: A heap smaller than this is not worth cleaning.
+#: A smaller heap is not cleaned.
 _SMALL = 64
 
 
 class Timers(Generic[Name]):
-    """Timers by name. Setting one replaces that of the same name. Of equal times the one set first is due first."""
+    """Timers by name. A new timer replaces one with the same name.
+
+    Among equal times, the timer that was set first is due first.
+    """
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Name]] = []
-        self._tokens: dict[Name, int] = {}  # of the entry that counts; cancelled and replaced ones stay in the heap
+        # Token of the valid entry of each name. Cancelled and replaced entries remain
+        # in the heap.
+        self._tokens: dict[Name, int] = {}
         self._next_token = itertools.count()
 
     def __len__(self) -> int:
@@ -31,7 +36,8 @@ class Timers(Generic[Name]):
         token = next(self._next_token)
         self._tokens[name] = token
         heapq.heappush(self._heap, (deadline_ms, token, name))
-        # Cancelled entries leave the heap when they come to its top. Here when they are more than half of it.
+        # Cancelled entries leave the heap at its top, or here if they are more than
+        # half of it.
         if len(self._heap) > _SMALL and len(self._heap) > 2 * len(self._tokens):
             self._heap = [entry for entry in self._heap if self._counts(entry)]
             heapq.heapify(self._heap)
@@ -44,7 +50,7 @@ class Timers(Generic[Name]):
 
     @property
     def next_ms(self) -> int | None:
-        """When the next one is due."""
+        """The time when the next timer is due."""
         while self._heap and not self._counts(self._heap[0]):
             heapq.heappop(self._heap)
         if self._heap:
@@ -52,7 +58,9 @@ class Timers(Generic[Name]):
         return None
 
     def due(self, now_ms: int) -> Iterator[Name]:
-        """Takes out what is due, one by one, so that each may set and cancel others."""
+        """Remove and yield due timers one at a time, so that each may set and cancel
+        others.
+        """
         while True:
             next_ms = self.next_ms
             if next_ms is None or next_ms > now_ms:

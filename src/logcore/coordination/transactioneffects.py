@@ -1,16 +1,21 @@
-"""What a transition of a transaction asks for, and the values it speaks in. No codes and no shapes of any protocol.
+"""Effects that a transition of a transaction requests, and its requests and results.
 
 An effect is one of
-    Reply           a request ends: tell its client
-    Store           append a record to the id's partition of `__transaction_state`, and sync it; then tell
-                    Transactions.stored()
-    WriteMarkers    end the transaction in these partitions, and sync them; then tell Transactions.marked()
-    AbortOrphan     abort what a producer without a transactional id left open in these partitions; no reply follows
-    TakeProducerId  a producer id is needed that was never given out; then tell Transactions.taken()
-    At, Cancel      a timer: at its time, tell Transactions.timed_out(). There is one for each transactional id
-    TimedOut        something a person may want to read about
+    Reply: a request ends; answer its client.
+    Store: append a record to the id's partition of `__transaction_state` and sync it,
+        then call Transactions.stored().
+    WriteMarkers: end the transaction in these partitions and sync them, then call
+        Transactions.marked().
+    AbortOrphan: in these partitions, abort the open transactions of a producer without
+        a transactional id. There is no reply.
+    TakeProducerId: allocate a producer id that was never used, then call
+        Transactions.taken().
+    At, Cancel: set or cancel a timer. When the timer expires, call
+        Transactions.timed_out(). Each transactional id has one timer.
+    TimedOut: something worth reporting to a person.
 
-Effects are carried out in their order, and those of one transition before those of the next.
+Effects are carried out in their order, and all effects of one transition before the
+next transition. This module contains no protocol messages or codes.
 """
 
 from __future__ import annotations
@@ -26,24 +31,30 @@ from logcore.format.transactionrecords import Partition, StoredTransaction
 if TYPE_CHECKING:
     from logcore.coordination.transactions import Transaction
 
-#: The timeout of a transaction that is open until its producer ends it, as Kafka has it for two-phase commits.
+#: The timeout of a transaction that only its producer ends, as in Kafka's two-phase
+#: commits.
 NO_TIMEOUT: Final = 2**31 - 1
 
-#: What the caller knows a request by. It comes back in the Reply. None: no request waits.
+#: The caller's handle of a request, which the Reply contains. None if no request waits.
 Waiter = Hashable | None
 
 
 class TransactionError(enum.Enum):
-    """Why a request fails. The names are Kafka's."""
+    """The reason why a request failed. The names are Kafka's."""
 
-    COORDINATOR_NOT_AVAILABLE = enum.auto()  # what is stored cannot be read or written: try again
+    # The stored state cannot be read or written: try again.
+    COORDINATOR_NOT_AVAILABLE = enum.auto()
     INVALID_REQUEST = enum.auto()
     INVALID_TRANSACTION_TIMEOUT = enum.auto()
-    INVALID_PRODUCER_ID_MAPPING = enum.auto()  # the id is not known, or belongs to another producer id
-    PRODUCER_FENCED = enum.auto()  # another producer has taken the id over
-    CONCURRENT_TRANSACTIONS = enum.auto()  # markers of the last transaction are not all written: try again
+    # The id is unknown or belongs to another producer id.
+    INVALID_PRODUCER_ID_MAPPING = enum.auto()
+    # Another producer has taken over the id.
+    PRODUCER_FENCED = enum.auto()
+    # Markers of the last transaction are missing: try again.
+    CONCURRENT_TRANSACTIONS = enum.auto()
     INVALID_TXN_STATE = enum.auto()
-    TRANSACTION_ABORTABLE = enum.auto()  # the partition is not in the transaction
+    # The partition is not in the transaction.
+    TRANSACTION_ABORTABLE = enum.auto()
 
 
 # -- requests and their results --------------------------------------------------------------------------------------
@@ -51,44 +62,46 @@ class TransactionError(enum.Enum):
 
 @attrs.frozen(kw_only=True)
 class Initialize:
-    """A producer begins to use an id, or wants a new epoch. producer_id and producer_epoch: what it has, or -1.
-
-    timeout_ms: NO_TIMEOUT for transactions that only their producer ends. keeps_open: a transaction that is open is not
-    aborted, and the answer is an Unended (KIP-939).
-    """
+    """A producer starts to use an id, or requests a new epoch."""
 
     transactional_id: str
+    #: NO_TIMEOUT for transactions that only their producer ends.
     timeout_ms: int
+    #: The present id and epoch of the producer, or -1.
     producer_id: int = -1
     producer_epoch: int = -1
+    #: If True, an open transaction is not aborted, and the answer is an Unended
+    #: (KIP-939).
     keeps_open: bool = False
 
 
 @attrs.frozen(kw_only=True)
 class AddPartitions:
-    """The producer is going to write to these partitions. client_version: its transaction version."""
+    """The producer is about to write to these partitions."""
 
     transactional_id: str
     producer_id: int
     producer_epoch: int
     partitions: frozenset[Partition]
+    #: The transaction version of the client.
     client_version: int = 0
 
 
 @attrs.frozen(kw_only=True)
 class End:
-    """Commit or abort. client_version: 2 for a producer that gets a new epoch with each end (KIP-890)."""
+    """Commit or abort."""
 
     transactional_id: str
     producer_id: int
     producer_epoch: int
     commit: bool
+    #: 2 for a producer that gets a new epoch with each end (KIP-890).
     client_version: int = 0
 
 
 @attrs.frozen
 class Overdue:
-    """The transaction has been open for as long as its producer may keep it so."""
+    """The transaction has reached its timeout."""
 
     transactional_id: str
 
@@ -98,7 +111,7 @@ Request = Initialize | AddPartitions | End | Overdue
 
 @attrs.frozen
 class Identity:
-    """The producer id and epoch to go on with."""
+    """The producer id and epoch to continue with."""
 
     producer_id: int
     producer_epoch: int
@@ -106,13 +119,13 @@ class Identity:
 
 @attrs.frozen
 class Unended:
-    """The producer id and epoch whose transaction is still open."""
+    """The producer id and epoch of the transaction that is still open."""
 
     producer_id: int
     producer_epoch: int
 
 
-#: How a request ends; None for success with nothing to tell.
+#: The outcome of a request; None for success without data.
 Result = Identity | Unended | TransactionError | None
 
 
@@ -127,10 +140,12 @@ class Reply:
 
 @attrs.frozen(eq=False)
 class Store:
-    """stored: how the id will stand, None to take it away. waiter: is told `result` once the record is on disk."""
+    """Store a new state of the id."""
 
     transaction: Transaction
+    #: The new record of the id; None to delete the id.
     stored: StoredTransaction | None
+    #: Gets `result` once the record is durable.
     waiter: Waiter = None
     result: Result = None
     last_epoch: int = -1
@@ -154,7 +169,7 @@ class AbortOrphan:
 
 @attrs.frozen(eq=False)
 class TakeProducerId:
-    """For a request, which is asked again once there is an id."""
+    """Allocate a producer id for a request, which is then processed again."""
 
     request: Request
     waiter: Waiter

@@ -1,19 +1,21 @@
-"""All transactions of one coordinator: the state of each transactional id, and how requests change it. Pure.
+"""All transactions of one coordinator: the state of each transactional id, without I/O.
 
     transactions = Transactions()
-    effects = transactions.load(found, now_ms)          # what was read from __transaction_state, if it exists
+    effects = transactions.load(found, now_ms)  # found: read from __transaction_state
     effects = transactions.ask(request, waiter, now_ms)
 
 Rules (broker reference, sections 3.3 to 3.11; Kafka's TransactionCoordinator):
-- A transition is made in memory once its record is on disk. The prepare record is on disk before a marker is written,
-  all markers before the complete record.
-- A request that meets a record on its way, or markers on their way, waits for them. If markers could not be written, it
-  is told to come again.
-- A record that could not be stored may be on disk or not. So its coordinator ends, and another loads the stored ones.
-- An abort that no client asked for raises the epoch, so that the producer finds itself fenced.
+- A transition changes the state in memory when its record is durable. The prepare
+  record is durable before a marker is written, and all markers before the complete
+  record.
+- If a record or markers are being written, a new request waits for them. If markers
+  could not be written, the client gets a retriable error.
+- A record that could not be stored may or may not be on disk. Its coordinator therefore
+  ends, and a new one loads the stored records.
+- An abort without a client request increases the epoch, which fences the producer.
 
-Not here: shapes and codes of the protocol, the log that stores the records, the partitions' own state, which partitions
-exist.
+This module does not know the protocol's messages and codes, the log of the records, the
+partitions' state, or which partitions exist.
 """
 
 from __future__ import annotations
@@ -53,11 +55,11 @@ from logcore.format.transactionrecords import LONGEST_ID_BYTES, Partition, Statu
 MAX_TIMEOUT_MS: Final = 900_000
 #: Kafka: transactional.id.expiration.ms.
 EXPIRATION_MS: Final = 604_800_000
-#: How often expire() is to be called, as in Kafka.
+#: How often the caller should call expire(), as in Kafka.
 EXPIRY_CHECK_MS: Final = 3_600_000
-#: How long after a failure markers are tried again.
+#: Delay before failed markers are written again.
 RETRY_MS: Final = 1_000
-#: The last epoch that a client is given; the one above it is for markers alone.
+#: The last epoch given to a client. The next one is reserved for markers.
 LAST_EPOCH: Final = 32_766
 _TOP_EPOCH: Final = 32_767
 
@@ -67,21 +69,22 @@ _PREPARED: Final = frozenset({Status.PREPARE_COMMIT, Status.PREPARE_ABORT})
 
 @attrs.define(eq=False)
 class Transaction:
-    """One transactional id.
-
-    stored: its last record on disk, None while its first one is on its way. last_epoch: the epoch before the present
-    one, for a producer that asks again; never on disk. storing: the record on its way. left: partitions whose markers
-    are missing. is_stuck: a marker could not be written, so requests are not kept waiting. ending: (waiter, result) of
-    the request that ends the transaction now. waiting: requests that came meanwhile.
-    """
+    """The state of one transactional id."""
 
     transactional_id: str
+    #: The last durable record; None until the first record is durable.
     stored: StoredTransaction | None = None
+    #: The previous epoch, which a retrying producer sends; never stored.
     last_epoch: int = -1
+    #: The record that is being stored.
     storing: Store | None = None
+    #: Partitions whose markers are missing.
     left: frozenset[Partition] = frozenset()
+    #: True after a marker could not be written. Requests then do not wait.
     is_stuck: bool = False
+    #: Waiter and result of the request that is ending the transaction.
     ending: tuple[Waiter, Result] | None = None
+    #: Requests that arrived while the id was busy.
     waiting: deque[tuple[Request, Waiter]] = attrs.Factory(deque[tuple[Request, Waiter]])
 
     @property
@@ -92,10 +95,11 @@ class Transaction:
 
 
 class Transactions:
-    """The transactions of one coordinator. To be used by one thread.
+    """The transactions of one coordinator, used by one thread at a time.
 
-    Its holder carries out the effects it returns. is_over: a record could not be stored; all who waited have been told,
-    what is still called does nothing, and another instance is to load what is stored.
+    The caller carries out the returned effects. `is_over` is set once a record could
+    not be stored. All waiting requests have then been answered, further calls have no
+    effect, and a new instance must load the stored records.
     """
 
     def __init__(
@@ -105,7 +109,11 @@ class Transactions:
         is_two_phase: bool = False,
         remembered: Remembered | None = None,
     ) -> None:
-        """is_two_phase: producers may ask for NO_TIMEOUT. remembered: the limit of what ids hold; none by default."""
+        """Create an empty coordinator.
+
+        With `is_two_phase`, producers may request NO_TIMEOUT. `remembered` limits the
+        memory of all ids; by default there is no limit.
+        """
         self._remembered = remembered
         self._max_timeout_ms = max_timeout_ms
         self._is_two_phase = is_two_phase
@@ -113,10 +121,10 @@ class Transactions:
         self._spare_ids: list[int] = []
         self.is_over = False
 
-    # -- looking
+    # -- views
 
     def get(self, transactional_id: str) -> StoredTransaction | None:
-        """The last record of an id that is on disk; None for an unknown id."""
+        """Return the last durable record of an id; None if the id is unknown."""
         transaction = self._transactions.get(transactional_id)
         if transaction is None:
             return None
@@ -126,7 +134,7 @@ class Transactions:
         return {name: each.stored for name, each in self._transactions.items() if each.stored is not None}
 
     def held_bytes(self) -> int:
-        """About how much memory all ids take."""
+        """Return the approximate memory use of all ids."""
         return sum(
             ID_BYTES + len(name) + (ITEM_BYTES * len(each.stored.partitions) if each.stored is not None else 0)
             for name, each in self._transactions.items()
@@ -134,7 +142,7 @@ class Transactions:
 
     @property
     def has_open(self) -> bool:
-        """Whether a transaction is open, or not ended in all its partitions."""
+        """Whether a transaction is open, or lacks markers in some partitions."""
         return any(
             each.is_busy or (each.stored and each.stored.status not in _IDLE) for each in self._transactions.values()
         )
@@ -142,7 +150,10 @@ class Transactions:
     def verify(
         self, transactional_id: str, producer_id: int, producer_epoch: int, partition: Partition
     ) -> TransactionError | None:
-        """Whether a producer may write to a partition now: it has to be in its open transaction (section 3.6)."""
+        """Check that a partition is in the producer's open transaction (section 3.6).
+
+        Otherwise the producer may not write to the partition.
+        """
         stored = self.get(transactional_id)
         error = _check_producer(stored, producer_id, producer_epoch)
         if error is not None or stored is None:
@@ -153,12 +164,12 @@ class Transactions:
             return TransactionError.TRANSACTION_ABORTABLE
         return None
 
-    # -- what is stored
+    # -- stored state
 
     def load(self, found: Mapping[str, StoredTransaction], now_ms: int) -> list[Effect]:
-        """Takes over what was stored: markers of what was prepared are written again, in all its partitions.
+        """Restore stored records, and write all markers of prepared transactions again.
 
-        May be called by another thread, as long as nothing but end() is called meanwhile.
+        Another thread may call this, if no method except end() runs concurrently.
         """
         effects: list[Effect] = []
         transactions: dict[str, Transaction] = {}
@@ -166,7 +177,8 @@ class Transactions:
             transaction = Transaction(name, stored)
             transactions[name] = transaction
             if stored.status is Status.ONGOING and stored.timeout_ms != NO_TIMEOUT:
-                latest_ms = now_ms + stored.timeout_ms  # also where the clock was set back meanwhile
+                # Limits the timeout also if the clock was set back.
+                latest_ms = now_ms + stored.timeout_ms
                 effects.append(At(name, min(stored.start_ms + stored.timeout_ms, latest_ms)))
             elif stored.status in _PREPARED:
                 transaction.left = stored.partitions
@@ -175,18 +187,23 @@ class Transactions:
         return effects
 
     def adopt(self, found: Mapping[Partition, Iterable[tuple[int, int]]], now_ms: int) -> list[Effect]:
-        """Aborts what a loss of power has left open without a record of it (section 3.11). After load(), before any
-        request. found: partition -> producer id and epoch of each transaction that is open there.
+        """Abort transactions that a power failure left open without a record (section
+        3.11).
 
-        The markers have a later epoch: with the same one, what the producer sends again would look like what was
-        just aborted, and be missing in a transaction that commits.
+        Call this after load() and before any request. `found` maps a partition to the
+        producer id and epoch of each transaction that is open there.
+
+        The markers have a later epoch. With the same epoch, batches that the producer
+        sends again would be taken as duplicates of the aborted ones. A transaction that
+        commits would then lack them.
         """
         epochs: dict[int, int] = {}
         partitions: dict[int, set[Partition]] = {}
         owners = {each.stored.producer_id: each for each in self._transactions.values() if each.stored is not None}
         for partition, producers in found.items():
             for producer_id, epoch in producers:
-                # One that a record names is ended by that record, now or at its timeout.
+                # A transaction with a matching record is ended by that record, now or
+                # at its timeout.
                 owner = owners.get(producer_id)
                 if owner is None or not _holds(owner.stored, partition, epoch):
                     epochs[producer_id] = max(epoch, epochs.get(producer_id, 0))
@@ -202,7 +219,9 @@ class Transactions:
         return effects
 
     def stored(self, effect: Store, now_ms: int, *, failed: bool = False) -> list[Effect]:
-        """The record of a Store is on disk. failed: it may be on disk or not."""
+        """Handle the outcome of a Store. If it `failed`, the record may or may not be
+        on disk.
+        """
         if self.is_over:
             return []
         transaction = effect.transaction
@@ -219,7 +238,8 @@ class Transactions:
         if effect.stored is None:
             del self._transactions[transaction.transactional_id]
         elif effect.stored.status is Status.ONGOING:
-            # The timeout counts from the first partition of a transaction, not from later ones.
+            # The timeout counts from the first partition of a transaction, not from
+            # later partitions.
             has_begun = before is None or before.status is not Status.ONGOING
             if has_begun and effect.stored.timeout_ms != NO_TIMEOUT:
                 due_ms = effect.stored.start_ms + effect.stored.timeout_ms
@@ -233,7 +253,7 @@ class Transactions:
         return [*effects, *self._go_on(transaction, now_ms)]
 
     def _mark(self, transaction: Transaction, now_ms: int) -> list[Effect]:
-        """Writes the missing markers, or the complete record if none is missing."""
+        """Write the missing markers, or the complete record if no marker is missing."""
         stored = transaction.stored
         assert stored is not None and stored.status in _PREPARED, stored
         if transaction.left:
@@ -245,7 +265,10 @@ class Transactions:
         return self._store(transaction, _completed(stored, now_ms), last_epoch=transaction.last_epoch)
 
     def marked(self, effect: WriteMarkers, left: frozenset[Partition], now_ms: int) -> list[Effect]:
-        """The markers are on disk, but for those of `left`, which are tried again."""
+        """Handle the outcome of WriteMarkers: all are durable except those of `left`.
+
+        The missing markers are written again later.
+        """
         if self.is_over:
             return []
         transaction = effect.transaction
@@ -255,19 +278,20 @@ class Transactions:
         transaction.is_stuck = True
         effects: list[Effect] = []
         if transaction.ending is not None:
-            effects += self._tell_ending(transaction)  # the decision is on disk, so it will be carried out
+            # The decision is durable, so it will be carried out.
+            effects += self._tell_ending(transaction)
         effects.append(At(transaction.transactional_id, now_ms + RETRY_MS))
         return [*effects, *self._go_on(transaction, now_ms)]
 
     def taken(self, effect: TakeProducerId, producer_id: int | None, now_ms: int) -> list[Effect]:
-        """The outcome of TakeProducerId: a producer id, None if none could be had."""
+        """Handle the outcome of TakeProducerId: a producer id, or None if it failed."""
         if self.is_over or producer_id is None:
             return _reply(effect.waiter, TransactionError.COORDINATOR_NOT_AVAILABLE)
         self._spare_ids.append(producer_id)
         return self.ask(effect.request, effect.waiter, now_ms)
 
     def timed_out(self, transactional_id: str, now_ms: int) -> list[Effect]:
-        """The time of an At has come."""
+        """Handle the expiry of an At timer."""
         transaction = self._transactions.get(transactional_id)
         if self.is_over or transaction is None:
             return []
@@ -276,7 +300,9 @@ class Transactions:
         return self.ask(Overdue(transactional_id), None, now_ms)
 
     def expire(self, now_ms: int) -> list[Effect]:
-        """Deletes ids that have not been used for a week. To be called every EXPIRY_CHECK_MS or so."""
+        """Delete ids that have been unused for a week. Call this about every
+        EXPIRY_CHECK_MS.
+        """
         effects: list[Effect] = []
         for transaction in list(self._transactions.values()):
             stored = transaction.stored
@@ -287,14 +313,15 @@ class Transactions:
         return effects
 
     def end(self) -> list[Effect]:
-        """Ends this coordinator: all who wait are told to try again, and no timer is left."""
+        """Stop this coordinator: refuse all waiting requests and cancel all timers."""
         self.is_over = True
         effects: list[Effect] = []
         for transaction in self._transactions.values():
             effects.append(Cancel(transaction.transactional_id))
             if transaction.storing is not None:
                 effects += _reply(transaction.storing.waiter, TransactionError.COORDINATOR_NOT_AVAILABLE)
-                transaction.storing = None  # refers to the transaction: a cycle
+                # A Store refers to its transaction, so this breaks a reference cycle.
+                transaction.storing = None
             if transaction.ending is not None:
                 effects += _reply(transaction.ending[0], TransactionError.COORDINATOR_NOT_AVAILABLE)
             for _, waiter in transaction.waiting:
@@ -305,8 +332,11 @@ class Transactions:
     # -- requests
 
     def ask(self, request: Request, waiter: Waiter, now_ms: int) -> list[Effect]:
-        """The answer is a Reply with an Identity, None or an error: of Initialize and End an Identity, or of Initialize
-        with keeps_open an Unended.
+        """Handle a request; the answer is a Reply.
+
+        Initialize and End succeed with an Identity, AddPartitions with None. Initialize
+        with `keeps_open` can succeed with an Unended. Any request can fail with a
+        TransactionError.
         """
         if self.is_over:
             return _reply(waiter, TransactionError.COORDINATOR_NOT_AVAILABLE)
@@ -328,7 +358,7 @@ class Transactions:
                 return self._overdue(transaction, now_ms)
 
     def _check(self, request: Request, now_ms: int) -> TransactionError | None:
-        """What is wrong with a request whatever the id's state."""
+        """Check a request independently of the state of its id."""
         if not request.transactional_id or len(request.transactional_id.encode()) > LONGEST_ID_BYTES:
             return TransactionError.INVALID_REQUEST
         if self._remembered is not None:
@@ -348,12 +378,13 @@ class Transactions:
         return None
 
     def _go_on(self, transaction: Transaction, now_ms: int) -> list[Effect]:
-        """Takes up the requests that waited, until one of them makes others wait."""
+        """Process waiting requests until one of them makes the others wait."""
         effects: list[Effect] = []
         while transaction.waiting and not transaction.is_busy:
             request, waiter = transaction.waiting.popleft()
             current = self._transactions.get(transaction.transactional_id)
-            if current is not None and current is not transaction:  # the id expired and came back
+            # The id expired and was used again.
+            if current is not None and current is not transaction:
                 current.waiting.append((request, waiter))
                 continue
             effects += self.ask(request, waiter, now_ms)
@@ -381,7 +412,7 @@ class Transactions:
     def _initialize(
         self, transaction: Transaction | None, request: Initialize, waiter: Waiter, now_ms: int
     ) -> list[Effect]:
-        """Section 3.4, in its order."""
+        """Handle Initialize in the order of section 3.4."""
         if transaction is None or transaction.stored is None:
             return self._first(request, waiter, now_ms)
         stored = transaction.stored
@@ -395,16 +426,20 @@ class Transactions:
             return _reply(waiter, TransactionError.CONCURRENT_TRANSACTIONS)
         if stored.status is Status.ONGOING:
             if expected not in (-1, stored.producer_epoch):
-                # A producer that was replaced: it would be refused in the end, so it does not abort the other's.
+                # A replaced producer. It would be refused anyway, so it must not abort
+                # the new producer's transaction.
                 return _reply(waiter, TransactionError.PRODUCER_FENCED)
-            # First the abort; then this request comes up again, and finds the id idle.
+            # Abort first. This request is then processed again and finds the id idle.
             transaction.waiting.appendleft((request, waiter))
             return self._fence(transaction, now_ms)
-        if expected == -1:  # a new producer of the id
+        # A new producer of the id.
+        if expected == -1:
             last_epoch = -1
-        elif expected == stored.producer_epoch and not is_retry_of_change:  # the present one asks for the next epoch
+        # The present producer requests the next epoch.
+        elif expected == stored.producer_epoch and not is_retry_of_change:
             last_epoch = expected
-        elif expected == transaction.last_epoch:  # it asked before, and the answer was lost: the same one again
+        # A retry after a lost answer: return the same identity again.
+        elif expected == transaction.last_epoch:
             return [Reply(waiter, Identity(stored.producer_id, stored.producer_epoch))]
         else:
             return _reply(waiter, TransactionError.PRODUCER_FENCED)
@@ -429,7 +464,9 @@ class Transactions:
         )
 
     def _first(self, request: Initialize, waiter: Waiter, now_ms: int) -> list[Effect]:
-        """Initializes an unknown id; a producer id in the request is ignored, as in Kafka."""
+        """Initialize an unknown id. As in Kafka, a producer id in the request is
+        ignored.
+        """
         if not self._spare_ids:
             return [TakeProducerId(request, waiter)]
         transaction = Transaction(request.transactional_id)
@@ -443,7 +480,10 @@ class Transactions:
     def _add(
         self, transaction: Transaction | None, request: AddPartitions, waiter: Waiter, now_ms: int
     ) -> list[Effect]:
-        """Section 3.5. The answer comes once the record is on disk, so before the first batch can be written."""
+        """Handle AddPartitions (section 3.5).
+
+        The request is answered when the record is durable, so before the first batch.
+        """
         stored = None
         if transaction is not None:
             stored = transaction.stored
@@ -456,7 +496,8 @@ class Transactions:
         start_ms = now_ms
         if stored.status is Status.ONGOING:
             if request.partitions <= stored.partitions:
-                return _reply(waiter, None)  # all of them are in it already
+                # The transaction already contains all of them.
+                return _reply(waiter, None)
             partitions = stored.partitions | request.partitions
             start_ms = stored.start_ms
         ongoing = attrs.evolve(
@@ -486,7 +527,10 @@ class Transactions:
         return self._prepare(transaction, request, waiter, now_ms)
 
     def _prepare(self, transaction: Transaction, request: End, waiter: Waiter, now_ms: int) -> list[Effect]:
-        """Decides the transaction. With version 2 the record, and so the markers, have the next epoch."""
+        """Store the decision to commit or abort.
+
+        With version 2 the record, and therefore the markers, have the next epoch.
+        """
         stored = transaction.stored
         assert stored is not None
         epoch = stored.producer_epoch
@@ -497,12 +541,14 @@ class Transactions:
             last_epoch = epoch
             epoch += 1
             identity = Identity(stored.producer_id, epoch)
-            if epoch > LAST_EPOCH:  # the epochs of this producer id are used up: the producer goes on with another
+            # The epochs of this producer id are used up, so the producer gets a new id.
+            if epoch > LAST_EPOCH:
                 if not self._spare_ids:
                     return [TakeProducerId(request, waiter)]
                 next_id = self._spare_ids.pop()
                 identity = Identity(next_id, 0)
-        # With version 2 a producer may abort though nothing was begun, which raises its epoch.
+        # With version 2 a producer may abort without an open transaction. This
+        # increases its epoch.
         partitions: frozenset[Partition] = frozenset()
         start_ms = now_ms
         if stored.status is Status.ONGOING:
@@ -528,9 +574,10 @@ class Transactions:
         orphans: frozenset[Partition] = frozenset(),
         least_epoch: int = 0,
     ) -> list[Effect]:
-        """Aborts an open transaction that its producer did not end. No producer is given the epoch of the fence.
+        """Abort an open transaction without its producer, with an epoch that no
+        producer gets.
 
-        orphans: partitions that are to be ended too, by an epoch of at least least_epoch.
+        The partitions in `orphans` are ended too. The epoch is at least `least_epoch`.
         """
         stored = transaction.stored
         assert stored is not None and stored.status not in _PREPARED, stored
@@ -557,13 +604,17 @@ class Transactions:
         if transaction is None or stored is None or stored.status is not Status.ONGOING:
             return []
         due_ms = stored.start_ms + stored.timeout_ms
-        if due_ms > now_ms and stored.start_ms <= now_ms:  # another transaction has begun since the timer was set
+        # Another transaction has begun since the timer was set.
+        if due_ms > now_ms and stored.start_ms <= now_ms:
             return [At(transaction.transactional_id, due_ms)]
         return [TimedOut(transaction.transactional_id), *self._fence(transaction, now_ms)]
 
 
 def _completed(stored: StoredTransaction, now_ms: int) -> StoredTransaction:
-    """The record to store once all markers are on disk. If the epochs are used up, it has the next producer id."""
+    """Return the record to store once all markers are durable.
+
+    If the epochs are used up, the record contains the next producer id.
+    """
     if stored.status is Status.PREPARE_COMMIT:
         status = Status.COMPLETE_COMMIT
     else:
@@ -589,7 +640,10 @@ def _check_producer(stored: StoredTransaction | None, producer_id: int, producer
 
 
 def _decide_first(stored: StoredTransaction, request: End) -> TransactionError | bool:
-    """EndTxn 0 to 4 (section 3.8): an error, True to end the transaction, False where that was done before."""
+    """Decide EndTxn 0 to 4 (section 3.8).
+
+    Return an error, True to end the transaction, or False if that was already done.
+    """
     error = _check_producer(stored, request.producer_id, request.producer_epoch)
     if error is not None:
         return error
@@ -607,14 +661,17 @@ def _decide_first(stored: StoredTransaction, request: End) -> TransactionError |
 
 
 def _prepared(request: End) -> Status:
-    """The status that a request asks for, while its markers are being written."""
+    """Return the status of the transaction while markers for this request are written."""
     if request.commit:
         return Status.PREPARE_COMMIT
     return Status.PREPARE_ABORT
 
 
 def _decide_second(stored: StoredTransaction, request: End) -> TransactionError | bool:
-    """EndTxn 5 (section 3.8), as _decide_first(). A retry comes with the epoch before the present one."""
+    """Decide EndTxn 5 (section 3.8), with the results of _decide_first().
+
+    A retry has the epoch before the present one.
+    """
     epoch = stored.producer_epoch
     is_same = request.producer_id == stored.producer_id
     is_retry_of_change = (
@@ -639,7 +696,8 @@ def _decide_second(stored: StoredTransaction, request: End) -> TransactionError 
         if is_alike:
             return TransactionError.CONCURRENT_TRANSACTIONS
         return TransactionError.INVALID_TXN_STATE
-    if is_current:  # nothing was begun: an abort raises the epoch all the same
+    # No transaction is open, but an abort increases the epoch nevertheless.
+    if is_current:
         if request.commit:
             return TransactionError.INVALID_TXN_STATE
         return True
@@ -650,8 +708,10 @@ def _decide_second(stored: StoredTransaction, request: End) -> TransactionError 
 
 
 def _holds(stored: StoredTransaction | None, partition: Partition, epoch: int) -> bool:
-    """Whether ending the transaction of a record also ends what a producer of this epoch has open in the partition.
-    Not if its epoch is higher: a record that was lost may have raised it.
+    """Return whether ending the recorded transaction also ends this one in the
+    partition.
+
+    It does not if this epoch is higher: a lost record may have increased it.
     """
     return stored is not None and partition in stored.partitions and epoch <= stored.producer_epoch
 
