@@ -183,9 +183,7 @@ class Coordinator:
         return heartbeats.Surroundings(rules=self._rules, topics=self._topics, compile=self._compile, now_ms=now_ms)
 
     def stored(self, effect: Store, error: GroupError | None, now_ms: int) -> list[Effect]:
-        """Handle the outcome of a Store: the records are durable, or `error` says why
-        not.
-        """
+        """Handle the outcome of a Store: the records are durable, or `error` is set."""
         group = effect.group
         effects: list[Effect] = []
         if error is None and group.owed and effect.records[: len(group.owed)] == group.owed_records():

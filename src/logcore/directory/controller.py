@@ -1,12 +1,15 @@
-"""The controller of a directory that processes share: the one of them that does the upkeep. It keeps the registry.
+"""The controller of a shared directory: the process that does the maintenance. It keeps
+the registry current.
 
 Rules:
-- It is elected when it first looks, by an ephemeral node, and writes nothing of topics before. Its epoch is higher than
-  that of every controller before it.
-- All topics are compared when it begins, and again when one was made, changed or deleted: some of them with each look.
-- What dead sessions left in the registry is removed every ten seconds, if there is any.
+- It is elected on its first look(), by an ephemeral node, and publishes no topics
+  before. Its epoch is higher than that of every earlier controller.
+- After the election, and again after each change of topics, all topics are compared: a
+  few with each look().
+- Every ten seconds it removes nodes of ended sessions, if there are any.
 
-What the nodes say is in registry/views.py. Which process does the upkeep is decided in claim.py.
+registry/views.py defines the nodes. claim.py decides which process does the
+maintenance.
 """
 
 from __future__ import annotations
@@ -24,14 +27,14 @@ from logcore.notices import INFO, tell
 from logcore.registry import FileRegistry, paths, views
 from logcore.registry.views import TopicView
 
-#: A topic costs a file for each partition the first time.
+#: A topic initially costs one file for each partition.
 _TOPICS_A_LOOK: Final = 10
 _ELECTION_MS: Final = 1_000
 _GARBAGE_MS: Final = 10_000
 
 
 class Described(Protocol):
-    """What is asked of the description of a topic."""
+    """The part of a topic description that is used here."""
 
     @property
     def overrides(self) -> Mapping[str, str]: ...
@@ -56,7 +59,10 @@ class Directory(Protocol):
 
 
 class Controller:
-    """See the top of this module. epoch: 0 until it is elected. Fields are written under the lock."""
+    """Keeps the registry of one directory current.
+
+    `epoch` is 0 until the process is elected. Fields are written under the lock.
+    """
 
     def __init__(self, fs: FS, directory: Directory) -> None:
         self.epoch = 0
@@ -65,12 +71,17 @@ class Controller:
         self._lock = threading.Lock()
         self._elect_ms = fs.monotonic_ms()
         self._clean_ms = fs.monotonic_ms() + _GARBAGE_MS
-        self._version = -1  # of the topics that are published, or being published
+        # Version of the topics that are published or being published.
+        self._version = -1
         self._publishing: Iterator[str] = iter(())
 
     def look(self, registry: FileRegistry) -> None:
-        """Does a piece of what is due. Raises what changing the registry raises; the next look begins again."""
-        if not self._lock.acquire(blocking=False):  # another thread does it now
+        """Do part of the due work.
+
+        If changing the registry raises an error, the next call starts again.
+        """
+        # Another thread is doing it.
+        if not self._lock.acquire(blocking=False):
             return
         try:
             now_ms = self._fs.monotonic_ms()
@@ -89,7 +100,8 @@ class Controller:
         directory = self._directory
         views.claim_cluster(registry, directory.cluster_id)
         epoch = paths.elect(registry, directory.node_id, self._fs.now_ms())
-        if epoch is None:  # the session of the controller before has not ended yet
+        # The session of the former controller has not ended yet.
+        if epoch is None:
             return
         self.epoch = epoch
         tell("registry", INFO, "%s: this process is the controller, epoch %d", directory.path, epoch)
@@ -103,10 +115,12 @@ class Controller:
         try:
             for _ in itertools.islice(self._publishing, _TOPICS_A_LOOK):
                 pass
-        except TopicNotFoundError:  # deleted meanwhile
+        # Deleted concurrently.
+        except TopicNotFoundError:
             self._version = -1
         except BaseException:
-            self._version = -1  # the generator has ended: begin again
+            # The generator has ended, so start again.
+            self._version = -1
             raise
 
     def _view(self, name: str) -> TopicView:

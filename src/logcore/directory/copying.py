@@ -1,13 +1,16 @@
-"""Copies a partition's log up to an offset, with the same offsets: for forks and snapshots.
+"""Copies a partition's log up to an offset, with the same offsets, for forks and
+snapshots.
 
 Rules:
-- Sealed segments are hard links if the file system has them: they never change, and whatever replaces one does so by
-  rename. Else they are copied.
-- The last segment of the copy is a file of its own, because it will be appended to.
-- Everything is on disk when this returns; only then does the caller make the new directory a partition.
+- Sealed segments become hard links if the file system supports them, else copies. They
+  never change, and they are replaced only by rename.
+- The last segment of the copy is always a separate file, because the copy appends to
+  it.
+- All files are durable when this returns. Only then does the caller turn the new
+  directory into a partition.
 
-This module makes the files of one copy. forking.py and snapshots.py keep half a copy from being mistaken for a whole
-one.
+This module creates the files of one copy. forking.py and snapshots.py keep an
+incomplete copy from being used.
 """
 
 from __future__ import annotations
@@ -26,15 +29,22 @@ from logcore.segment import Segment
 
 
 def copy_log(log: Log, directory: str, at_offset: int | None = None) -> int:
-    """Puts a log's records below at_offset, by default its high watermark, into an existing directory without segments.
+    """Copy a log's records below `at_offset` into an existing directory without
+    segments.
+
+    By default `at_offset` is the high watermark. A batch that contains `at_offset` is
+    truncated. A transaction that is open at that point remains open in the copy.
     Returns the end of the copy.
 
-    A batch that at_offset lies in is cut. A transaction that is open there stays open in the copy. Raises
-    OffsetOutOfRangeError outside [log start, high watermark], CompactionAbandonedError (retriable) when the log is
-    truncated meanwhile, and what reading and writing raise.
+    Raises:
+        OffsetOutOfRangeError: `at_offset` is outside [log start, high watermark].
+        CompactionAbandonedError: the log was truncated or compacted concurrently;
+            retriable.
+        StorageReadError, StorageWriteError, DiskFullError: the copy failed.
     """
-    # Before the high watermark is read, because a sync moves it: records acknowledged at "os" belong to the copy too.
-    # The recovery point of the copy will call these files durable.
+    # The flush comes before reading the high watermark, because a sync moves it:
+    # records acknowledged at "os" belong to the copy too. The copy's recovery point
+    # will mark these files as durable.
     log.flush()
     with rewriting_of(log) as view:
         if at_offset is None:
@@ -54,21 +64,23 @@ def copy_log(log: Log, directory: str, at_offset: int | None = None) -> int:
         for segment, after in zip(segments[:-1], ends, strict=False):
             if after <= end:
                 _link_segment(view.fs, segment, directory)
-        # A new file also if the cut is the end of a segment: the copy must not append to a file that the log shares.
+        # A new file even if the copy ends with a segment, because it must not append to
+        # a file that it shares with the log.
         last = next(segment for segment in reversed(segments) if segment.base_offset <= end)
         if last.base_offset < end:
             _copy_front(view, last, end, directory)
         else:
             _create(view.fs, os.path.join(directory, file_name(end, LOG)))
         _copy_notes(view, end, directory)
-        # A truncation meanwhile may have taken back records that the copy has.
+        # A concurrent truncation may have removed records that the copy contains.
         view.check_unchanged()
         view.fs.sync_dir(directory)
     return end
 
 
 def _link_segment(fs: FS, segment: Segment, directory: str) -> None:
-    segment.keep()  # opened, so that is_current() below compares with this very file
+    # Opened, so that is_current() below compares with this file.
+    segment.keep()
     for suffix in SEGMENT_FILES:
         if suffix == LOG or fs.exists(segment.file(suffix)):
             _link(fs, segment.file(suffix), os.path.join(directory, file_name(segment.base_offset, suffix)))
@@ -90,7 +102,7 @@ def _link(fs: FS, source: str, target: str) -> None:
 
 
 def _copy_front(view: Rewriting, segment: Segment, end: int, directory: str) -> None:
-    """The segment that is to be appended to: without indexes, which opening it makes."""
+    """Copy the segment to append to, without indexes, which opening rebuilds."""
     path = os.path.join(directory, file_name(segment.base_offset, LOG))
     write_front(view.fs, path, segment, *view.plan_cut(segment, end))
 
@@ -101,7 +113,10 @@ def _create(fs: FS, path: str) -> None:
 
 
 def _copy_notes(view: Rewriting, end: int, directory: str) -> None:
-    """Epochs, producers and the policy; each a cache, or a file of its own that a later change replaces."""
+    """Copy the leader epochs, the producer snapshots and the policy.
+
+    Each is a cache, or a separate file that later changes replace.
+    """
     fs = view.fs
     kept = epochs.truncate_end(view.epochs(), end) or [(0, view.log_start)]
     checkpoint.write_epochs(fs, directory, kept)

@@ -1,11 +1,13 @@
-"""A fork: a new topic that has another's records below an offset.
+"""Forks: creates a topic with another topic's records below an offset.
 
 Rules:
-- The new topic exists whole or not at all. Until it is whole, the file of topics calls it deleting, so that the next
-  opening undoes what a crash left.
-- Copies are made in directories whose names are not those of partitions, and renamed when all of them are whole.
+- The new topic exists completely or not at all. Until it is complete, the file of
+  topics marks it as deleting, so that the next opening removes what a crash left.
+- Copies are made in directories with names that no partition has. They are renamed when
+  all of them are complete.
 
-This module decides no offset and opens no log: the directory (logdir.py) does.
+This module does not choose offsets and does not open logs: the directory (logdir.py)
+does.
 """
 
 from __future__ import annotations
@@ -32,13 +34,15 @@ def fork_topic(
     source: Callable[[int], Log],
     offsets: Mapping[int, int | None],
 ) -> None:
-    """Makes the topic `made`, of which nothing exists yet.
+    """Create the topic `made`, which must not exist. Raises the same errors as
+    copy_log().
 
-    source: opens the partition of a number of the topic that is forked. offsets: where the copy of each partition
-    ends; None for its high watermark. Raises what copy_log() raises.
+    `source` opens a partition of the original topic by number. `offsets` are the ends
+    of the copies; None means the high watermark.
     """
-    registry.save(deleting=[made])  # until it is whole, a crash undoes it
-    # No names of partitions: the next opening removes such directories.
+    # Until it is complete, a crash undoes its creation.
+    registry.save(deleting=[made])
+    # Not partition names, so that the next opening removes such directories.
     away = {number: registry.doomed_name(partition_name(made.name, number)) for number in made.numbers}
     try:
         _copy_partitions(fs, registry, made, source, offsets, away)
@@ -63,7 +67,7 @@ def _copy_partitions(
     offsets: Mapping[int, int | None],
     away: Mapping[int, str],
 ) -> None:
-    """Copies each partition into its directory of `away`, and puts starts and recovery points into the checkpoints."""
+    """Copy each partition into its directory of `away`, and store its checkpoints."""
     registry.forget({(made.name, number): None for number in made.numbers})
     points: dict[Key, int | None] = {}
     starts: dict[Key, int | None] = {}
@@ -75,6 +79,7 @@ def _copy_partitions(
         end = copy_log(log, path, offsets[number])
         points[key] = end
         starts[key] = min(log.log_start_offset, end) or None
-    fs.sync_dir(registry.path)  # a partition that the checkpoints name has a directory
+    # Each partition in the checkpoints then has a directory.
+    fs.sync_dir(registry.path)
     registry.note(checkpoint.LOG_START, starts)
     registry.note(checkpoint.RECOVERY_POINT, points)

@@ -1,10 +1,13 @@
-"""The file `logcore.groups`: what single groups of the consumer protocol are set to.
+"""The file `logcore.groups`: settings of single groups of the consumer protocol.
 
 Rules:
-- The file is replaced in one step, with all changes of a request. A change counts when it is on disk.
-- The file may come from anywhere. All that it says is checked before any of it counts.
+- The file is replaced atomically, with all changes of a request. A change takes effect
+  when it is durable.
+- The file may come from any source. All of its content is checked before any of it
+  takes effect.
 
-Not here: what may be set (logcore.format.groupsettings), and settings of topics (topicfile.py).
+This module does not define which settings exist (logcore.format.groupsettings), and
+does not handle topic settings (topicfile.py).
 """
 
 from __future__ import annotations
@@ -21,38 +24,51 @@ from logcore.fs import FS
 
 
 class GroupSettings:
-    """Settings of the groups of one directory, read once. Any thread may read; changes are made one after the other.
+    """Settings of the groups of one directory, read once.
 
-    Raises CorruptLogError for a file that cannot be believed, and StorageReadError.
+    Any thread may read. Changes must be made one at a time.
+
+    Raises:
+        CorruptLogError: the file is damaged.
+        StorageReadError: the file cannot be read.
     """
 
     def __init__(self, fs: FS, path: str) -> None:
         self._fs = fs
         self._path = path
-        self._settings = self._read()  # replaced as a whole, by who makes a change
+        # Replaced as a whole by each change.
+        self._settings = self._read()
 
     def names(self) -> list[str]:
-        """The groups that have settings of their own, sorted."""
+        """Return the sorted names of the groups with own settings."""
         return sorted(self._settings)
 
     def of(self, group_id: str) -> Mapping[str, int]:
-        """What a group is set to, in ms; it need not exist."""
+        """Return the settings of a group, in ms. The group need not exist."""
         return self._settings.get(group_id, {})
 
     def draft(self, defaults: Mapping[str, int]) -> Draft:
-        """A copy to be changed, and then given to write(). defaults: what holds for groups without settings."""
+        """Return a copy to change and then pass to write().
+
+        `defaults` are the values for groups without own settings.
+        """
         return Draft(dict(self._settings), defaults)
 
     def write(self, draft: Draft) -> None:
-        """Takes a draft over. Raises what writing raises; then what is on disk counts."""
+        """Save a draft and put it into effect.
+
+        If writing raises an error, the settings on disk remain in effect.
+        """
         if draft.settings == self._settings:
             return
         content = checkpoint.pack_groups(groupsettings.to_rows(draft.settings))
         try:
             checkpoint.write(self._fs, self._path, checkpoint.GROUPS, content)
         except BaseException:
-            with contextlib.suppress(LogcoreError):  # where it cannot be read either, what was known goes on
-                self._settings = self._read()  # the last sync may fail after the file was replaced
+            # If the file cannot be read either, the known settings remain in effect.
+            with contextlib.suppress(LogcoreError):
+                # The last sync may fail after the file was replaced.
+                self._settings = self._read()
             raise
         self._settings = draft.settings
 
@@ -75,7 +91,9 @@ class GroupSettings:
 
 
 class Draft:
-    """What groups are to be set to. settings: all of them, as they would be written."""
+    """New settings of groups. `settings` contains all of them, as write() would store
+    them.
+    """
 
     def __init__(self, settings: Settings, defaults: Mapping[str, int]) -> None:
         self.settings = settings
@@ -83,9 +101,11 @@ class Draft:
         self._defaults = defaults
 
     def alter(self, group_id: str, changes: Mapping[str, object | None]) -> None:
-        """Sets values of a group, in ms, or takes them back (None), all of them or none.
+        """Set values of a group in ms, or remove them (None); all of them or none.
 
-        Raises InvalidConfigError for a name, a value, two values that do not go together, and too many groups.
+        Raises:
+            InvalidConfigError: a name or value is invalid, two values contradict each
+                other, or there are too many groups.
         """
         own = dict(self.settings.get(group_id, {}))
         for name, value in changes.items():

@@ -1,10 +1,13 @@
-"""Who a log directory is: whether a directory is one, its ids, and the producer ids that it has given out.
+"""The identity of a log directory: its ids, the producer ids it allocates, and its
+detection.
 
 Rules (storage format section 6):
-- meta.properties is written when there is none, and kept as it is when Kafka wrote it.
-- Producer ids are noted on disk in blocks of a thousand before the first of them is given out, so none is given twice.
-- Without a note, as in a directory that Kafka wrote, ids begin above those that the logs know: a batch of an id that is
-  given out again looks like one that was sent twice, and is not stored.
+- meta.properties is written if it does not exist. A file that Kafka wrote is not
+  changed.
+- Producer ids are reserved on disk in blocks of a thousand before the first of them is
+  given out, so no id is given twice.
+- Without a saved block, as in a directory that Kafka wrote, ids start above those in
+  the logs. A batch with a reused id would be taken as a duplicate and not be stored.
 
 This module takes no lock: logdir.py does.
 """
@@ -26,7 +29,10 @@ _PRODUCER_ID_BLOCK: Final = 1_000  # as in Kafka
 
 
 class Identity:
-    """meta.properties. cluster_id: the text in it; node_id: the number there."""
+    """The content of meta.properties.
+
+    `cluster_id` is its text in the file, and `node_id` its number.
+    """
 
     def __init__(self, fs: FS, path: str, *, can_write: bool) -> None:
         self._properties = _read(fs, path, can_write=can_write)
@@ -60,13 +66,14 @@ def _read(fs: FS, path: str, *, can_write: bool) -> dict[str, str]:
 
 
 class ProducerIds:
-    """Those that a directory gives out; under the lock of the directory."""
+    """Allocates producer ids. The caller holds the directory's lock."""
 
     def __init__(self, fs: FS, path: str) -> None:
         self._fs = fs
         self._path = path
         self._next = 0
-        self._end = 0  # of those that were noted
+        # End of the reserved block.
+        self._end = 0
 
     @property
     def are_noted(self) -> bool:
@@ -76,12 +83,16 @@ class ProducerIds:
         return checkpoint.read(self._fs, self._path, checkpoint.PRODUCER_IDS)
 
     def next(self, least: int = 0) -> int:
-        """One that was never given out. least: the first number that is not in use, for a directory without a note.
+        """Return a producer id that was never given out.
 
-        Raises CorruptLogError if the note is damaged.
+        `least` is the first unused number, for a directory without a saved block.
+
+        Raises:
+            CorruptLogError: the saved block is damaged.
         """
         if self._next >= self._end:
-            # Read for each block: another process that shares the directory may have taken blocks since.
+            # Read for each block, because another process that shares the directory may
+            # have reserved blocks since.
             content = self._note()
             first: int | None = least
             if content is not None:
@@ -94,7 +105,8 @@ class ProducerIds:
                     expected="a number and its CRC",
                     found=repr(content),
                 )
-            # On disk before the first of the block is given out: a crash loses ids and repeats none.
+            # Durable before the first id of the block is given out: a crash loses ids
+            # but never repeats one.
             end = first + _PRODUCER_ID_BLOCK
             checkpoint.write(self._fs, self._path, checkpoint.PRODUCER_IDS, checkpoint.pack_producer_ids(end))
             self._next = first
@@ -105,9 +117,11 @@ class ProducerIds:
 
 
 def check_kind(fs: FS, real: str, *, create: bool) -> None:
-    """Raises LogNotFoundError for a directory that holds something else: without an error it would be one of no topics.
+    """Raise LogNotFoundError if a directory contains something other than a log
+    directory.
 
-    An empty one is fine, and so is one that has files of a log directory, or a partition directory in it.
+    Otherwise it would open as a directory without topics. An empty directory is
+    accepted, and so is one with a file of a log directory or a partition directory.
     """
     names = fs.listdir(real)
     of_partitions = {*PARTITION_FILES, TURN}
@@ -116,7 +130,8 @@ def check_kind(fs: FS, real: str, *, create: bool) -> None:
             "this is the directory of one partition: open it with logcore.open(), or open the directory it lies in",
             path=real,
         )
-    # The reserve, and a file that has not got its name yet, may be all that a crash left of one that was being made.
+    # A crash during creation may have left only the reserve, or a file that was not
+    # renamed yet.
     ours = (*DIRECTORY_FILES, checkpoint.RESERVE)
     if create or not names or any(name.removesuffix(".tmp") in ours for name in names):
         return

@@ -1,10 +1,11 @@
-"""Errors in work that no caller waits for: kept by kind, reported to loggers and to the callback.
+"""Errors in background work: stored by kind, and reported to loggers and a callback.
 
 Rules:
-- An incident is reported when it is met the first time, the tenth, the hundredth and so on, and always kept.
-- Of more than a hundred kinds the one that was met longest ago is forgotten.
+- An incident is reported on its 1st, 10th, 100th occurrence and so on, and always
+  stored.
+- Of more than 100 kinds, the one that occurred longest ago is dropped.
 
-This module decides nothing about what goes on after an error; its caller does.
+This module does not decide how work continues after an error; its caller does.
 """
 
 from __future__ import annotations
@@ -22,13 +23,17 @@ _MOST_KINDS: Final = 100
 
 
 class Incidents:
-    """Those of one directory. All methods may be called from several threads."""
+    """The incidents of one directory. Any thread may call its methods."""
 
     def __init__(self, fs: FS, on_incident: Callable[[Incident], None] | None) -> None:
-        """on_incident: called in the thread at work, each time an incident is reported."""
+        """Create an empty collection.
+
+        `on_incident` is called in the working thread each time an incident is reported.
+        """
         self._fs = fs
         self._on_incident = on_incident
-        self._known: dict[tuple[str, str, str], Incident] = {}  # the one met last is last; written under _lock
+        # The latest is last; written under _lock.
+        self._known: dict[tuple[str, str, str], Incident] = {}
         self._make_lock()
         fs.after_fork(self._make_lock)
 
@@ -36,21 +41,23 @@ class Incidents:
         self._lock = threading.Lock()
 
     def all(self) -> tuple[Incident, ...]:
-        """The one met last is last."""
+        """Return all incidents, the latest last."""
         with self._lock:
             return tuple(self._known.values())
 
     def met(self, work: str, where: str, error: LogcoreError | OSError) -> None:
-        """Keeps an error. where: the partition's or topic's name, or a path.
+        """Store an error. `where` is the name of a partition or topic, or a path.
 
-        A log that was closed is no error: its topic was deleted, or its user closed it, while work waited for it.
+        A closed log is not an error: its topic was deleted, or its user closed it,
+        before the work ran.
         """
         if isinstance(error, LogClosedError):
             return
         now_ms = self._fs.now_ms()
         kind = type(error).__name__
         with self._lock:
-            known = self._known.pop((work, where, kind), None)  # put back below, as the last one
+            # Inserted again below, as the last one.
+            known = self._known.pop((work, where, kind), None)
             count = 1
             first_ms = now_ms
             if known is not None:
@@ -68,8 +75,8 @@ class Incidents:
             self._known[work, where, kind] = incident
             if len(self._known) > _MOST_KINDS:
                 del self._known[next(iter(self._known))]
-        # 1, 10, 100 and so on: an error that every tick meets is not reported by each. Without the lock, because the
-        # callback may ask for the incidents.
+        # 1, 10, 100 and so on, so that an error in every tick is not reported each
+        # time. This runs without the lock, because the callback may read the incidents.
         if str(incident.count).strip("0") == "1":
             tell(work, WARNING, "%s: %s: %s (%d times)", where, kind, incident.reason, incident.count)
             if self._on_incident is not None:
@@ -77,7 +84,9 @@ class Incidents:
 
     @contextlib.contextmanager
     def going_on(self, work: str, where: str) -> Generator[None, None, None]:
-        """An error inside is an incident, and does not end what follows."""
+        """Record an error inside the block as an incident, and continue after the
+        block.
+        """
         try:
             yield
         except (LogcoreError, OSError) as error:

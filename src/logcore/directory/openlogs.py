@@ -1,11 +1,14 @@
-"""The logs that are open in a directory: each is opened when it is first asked for, and kept until it is closed.
+"""The open logs of a directory: opens each on first use and keeps it until it is
+closed.
 
 Rules:
-- A partition has one log here. A log that its user has closed is opened again when it is next asked for.
-- A look at `known` takes no lock. Whatever opens or forgets a log is called under the directory's lock.
-- The leader epoch of a partition that is not open is read from its file, once: only its writer may begin another.
+- A partition has one log here. If its user closed it, the next use opens it again.
+- Reading `known` takes no lock. Opening or dropping a log requires the directory's
+  lock.
+- The leader epoch of a partition that is not open is read from its file once, because
+  only its writer can start another epoch.
 
-This module knows no topics: the directory (logdir.py) says which partitions exist.
+This module does not manage topics: the directory (logdir.py) lists the partitions.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from logcore.names import partition_name
 
 
 class OpenLogs:
-    """The open logs of one directory. known: by topic and partition; its user may have closed some of them since."""
+    """The open logs of one directory."""
 
     def __init__(
         self,
@@ -46,20 +49,24 @@ class OpenLogs:
         self._upkeeper = upkeeper
         self._incidents = incidents
         self._on_corruption: OnCorruption = on_corruption
+        #: By topic and partition. The user may have closed some of them.
         self.known: dict[Key, Log] = {}
-        self._topic_ids: dict[Key, uuid.UUID | None] = {}  # of `known`: the topic that each log was opened for
-        self.is_released = False  # close_all() has run
-        self._leader_epochs: dict[Key, int] = {}  # of logs that are not open, as far as they were asked for
+        # For each log in `known`, the topic id that it was opened for.
+        self._topic_ids: dict[Key, uuid.UUID | None] = {}
+        # True after close_all().
+        self.is_released = False
+        # Cache for partitions that are not open.
+        self._leader_epochs: dict[Key, int] = {}
 
     def opened(self, key: Key) -> Log | None:
-        """The log of a partition if it is open now."""
+        """Return the log of a partition, or None if it is not open."""
         log = self.known.get(key)
         if log is None or log.is_closed:
             return None
         return log
 
     def all_open(self) -> dict[Key, Log]:
-        # A copy, because another thread may open a log meanwhile.
+        # A copy, because another thread may open a log concurrently.
         return {key: log for key, log in self.known.copy().items() if not log.is_closed}
 
     def open(
@@ -69,9 +76,10 @@ class OpenLogs:
         durability: Durability,
         committed: Callable[[str, int], Mapping[str, int]],
     ) -> Log:
-        """Opens a partition that is not open. Raises what logcore.open() raises.
+        """Open a partition that is not open. Raises the same errors as logcore.open().
 
-        committed: consumer group -> committed offset of a partition, for retention that waits for groups.
+        `committed` returns consumer group -> committed offset of a partition, for
+        retention that waits for groups.
         """
         key = (topic.name, number)
         path = self._registry.partition_path(*key)
@@ -93,16 +101,19 @@ class OpenLogs:
                 self._upkeeper.admit(key, log)
                 self._topic_ids[key] = topic.topic_id
                 self.known[key] = log
-            except BaseException:  # the caller never gets the log, and its claim would be held forever
+            # The caller does not get the log, so its claim would be held forever.
+            except BaseException:
                 log.close()
                 raise
         if self._claim is not None:
-            self._upkeeper.visit(key, log)  # last: a tick() drops a log that is not among the open ones
-        self._leader_epochs.pop(key, None)  # from now on the log knows, and it may rise
+            # Last, because tick() drops a log that is not open.
+            self._upkeeper.visit(key, log)
+        # From now on the log has the epoch, which can increase.
+        self._leader_epochs.pop(key, None)
         return log
 
     def stale_topics(self) -> set[str]:
-        """Topics with an open log that is not theirs: the topic was deleted, and perhaps created again."""
+        """Return topics with an open log of a deleted topic with the same name."""
         return {name for name, number in self.known if self._is_stale(name, number)}
 
     def _is_stale(self, name: str, number: int) -> bool:
@@ -113,15 +124,18 @@ class OpenLogs:
         return None not in (opened_for, topic.topic_id) and opened_for != topic.topic_id
 
     def close_all(self, everything: Collection[Key], before: Callable[[], None], *, is_forked: bool) -> None:
-        """Closes and forgets all logs, writes the checkpoints once for all of them, and releases the claim.
+        """Close all logs, write their checkpoints at once, and release the claim.
 
-        everything: the partitions of the directory. before: called first. is_forked: the claim is that of a parent
-        process. Raises the first error, after all logs were closed.
+        `everything` contains all partitions of the directory. `before` is called first.
+        `is_forked` means that the claim belongs to the parent process. All logs are
+        closed before the first error is raised.
         """
         try:
             before()
             self._close_all(everything, is_forked=is_forked)
-        except BaseException:  # also an interrupt at any place: what is still open is closed, and called not clean
+        # Also after an interrupt: the remaining logs are closed and the directory is
+        # not marked clean.
+        except BaseException:
             for log in self.known.values():
                 with contextlib.suppress(LogcoreError, OSError):
                     log.close()
@@ -146,8 +160,9 @@ class OpenLogs:
                 log.close()
             self.known = {}
             return
-        # All partitions were opened, and so checked: the directory may be marked as clean. Before they are closed,
-        # because closing syncs the indexes that a clean directory is believed.
+        # All partitions were opened, and so checked: the directory may be marked as
+        # clean. This comes before closing the logs, because closing syncs the indexes
+        # that a clean directory relies on.
         if set(everything) <= set(logs):
             claim.call_clean()
         try:
@@ -155,13 +170,15 @@ class OpenLogs:
                 for log in logs.values():
                     try:
                         log.close()
-                    except BaseException as error:  # whatever it is, the others are closed too
+                    # After any error the other logs are closed too.
+                    except BaseException as error:
                         failures.append(error)
                         claim.fail()
             try:
                 claim.checkpoints.set(checkpoint.RECOVERY_POINT, recovery_points, may_use_reserve=True)
                 self._upkeeper.save_high_watermarks(ends)
-            except (DiskFullError, ResourceError):  # all records are on disk: the next opening only checks more
+            # All records are durable, and the next opening only checks more.
+            except (DiskFullError, ResourceError):
                 claim.fail()
             except (LogcoreError, OSError) as error:
                 failures.append(error)
@@ -174,20 +191,26 @@ class OpenLogs:
             raise failures[0]
 
     def close_topics(self, topics: Collection[str]) -> None:
-        """Closes and forgets the logs of topics that are being deleted. What fails of it is an incident."""
+        """Close and drop the logs of deleted topics. A failure is reported as an
+        incident.
+        """
         for key in [key for key in self.known if key[0] in topics]:
             log = self.known.pop(key)
             self._topic_ids.pop(key, None)
             self._upkeeper.stop_compacting(log)
             with self._incidents.going_on("deletion", partition_name(*key)):
                 log.close()
-        for key in [key for key in list(self._leader_epochs) if key[0] in topics]:  # threads that read may add some
+        # Reading threads may add entries concurrently.
+        for key in [key for key in list(self._leader_epochs) if key[0] in topics]:
             self._leader_epochs.pop(key, None)
 
     # -- leader epochs -----------------------------------------------------------------------------------------------
 
     def leader_epoch(self, key: Key) -> int:
-        """The epoch that records appended to a partition are stamped with; if it is not open, what its file says."""
+        """Return the leader epoch for appends to a partition.
+
+        If the partition is not open, this is the last epoch in its file.
+        """
         log = self.opened(key)
         if log is not None and self._claim is not None:
             return log.leader_epoch
@@ -198,10 +221,12 @@ class OpenLogs:
         epoch = 0
         if epochs:
             epoch = epochs[-1][0]
-        if self._claim is not None:  # else its writer, in another process, may begin another
+        # In a read-only directory, the writer in another process may start another
+        # epoch.
+        if self._claim is not None:
             self._leader_epochs[key] = epoch
         return epoch
 
     def knows_leader_epoch(self, key: Key) -> bool:
-        """Whether leader_epoch() reads no file."""
+        """Return whether leader_epoch() works without reading a file."""
         return self._claim is not None and (self.opened(key) is not None or key in self._leader_epochs)

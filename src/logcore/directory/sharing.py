@@ -1,14 +1,17 @@
-"""The topics of a log directory that processes share: each process follows what the others make and delete.
+"""Topics of a log directory shared between processes: each process follows the others'
+changes.
 
 Rules:
-- Everything that belongs to no single partition is read again and changed under the directory's turn. The holder of a
-  partition's turn may take that of the directory, so no partition is opened, closed or changed inside the latter: two
-  processes would wait for each other.
-- Work that a crash left half done is finished by a process that is alone, when it opens the directory.
-- A topic is called deleting first; then the note of each of its partitions says so, for processes that have them open;
-  then the files are removed.
+- State that belongs to no single partition is read again and changed under the
+  directory's write lock. A process that holds a partition's write lock may acquire it.
+  So no partition is opened, closed or changed while the directory's write lock is held:
+  two processes would deadlock.
+- A process that opens the directory alone completes work that a crash interrupted.
+- Deletion of a topic has three steps. The topic is marked as deleting, then the lock
+  record of each partition is marked for processes that have it open, and then the files
+  are removed.
 
-This module opens no log. In a directory that is not shared it does nothing.
+This module does not open logs. In a directory that is not shared it does nothing.
 """
 
 from __future__ import annotations
@@ -41,20 +44,25 @@ class Directory(Protocol):
 
 
 class Sharing:
-    """One process's part in a log directory that it may share. All is called under the lock of the LogDir."""
+    """One process's view of a log directory that may be shared.
+
+    All methods are called under the lock of the LogDir.
+    """
 
     def __init__(
         self, fs: FS, directory: Directory, claim: Claim | None, registry: TopicRegistry, incidents: Incidents
     ) -> None:
         self._fs = fs
-        # Weak: a directory that was not closed warns as soon as it is dropped.
+        # Weak, so that a directory that was not closed warns as soon as it is dropped.
         self._directory: Directory = weakref.proxy(directory)
         self._claim = claim
         self._registry = registry
         self._incidents = incidents
-        self._seen: tuple[object, ...] | None = None  # the file of topics, as it was when it was last read
-        #: Whether topics have changed since the open logs were last brought in line with them. Written under the lock;
-        #: read without it for each append, so that it is a plain attribute.
+        # State of the file of topics when it was last read.
+        self._seen: tuple[object, ...] | None = None
+        #: Whether topics have changed since the open logs were last updated. Written
+        #: under the lock. Every append reads it without the lock, so it is a plain
+        #: attribute.
         self.is_behind = self.is_shared
 
     @property
@@ -63,7 +71,11 @@ class Sharing:
 
     @contextlib.contextmanager
     def changing(self) -> Generator[None, None, None]:
-        """Keeps other processes from changing topics, and takes in what they did. Raises LogLockedError."""
+        """Lock out topic changes of other processes, and read their earlier changes.
+
+        Raises:
+            LogLockedError: another process holds the lock for too long.
+        """
         if self._claim is None or not self.is_shared:
             yield
             return
@@ -72,7 +84,7 @@ class Sharing:
             yield
 
     def look(self) -> None:
-        """Takes in the topics that other processes have made, changed and deleted."""
+        """Read topics that other processes created, changed or deleted."""
         if not self.is_shared:
             return
         seen = self._state_of_file()
@@ -85,8 +97,10 @@ class Sharing:
         self.is_behind = True
 
     def follow(self) -> None:
-        """As look(), and brings the open logs in line: closes those of deleted topics, and puts changed settings in
-        force. Every tick calls this, so the logs are compared only if the file of topics has changed.
+        """Read changes like look(), and apply them to the open logs.
+
+        Logs of deleted topics are closed, and changed settings take effect. Every tick
+        calls this, so the logs are compared only if the file of topics has changed.
         """
         if not self.is_shared:
             return
@@ -106,8 +120,10 @@ class Sharing:
         self.is_behind = not is_in_line
 
     def finish_elsewhere(self, names: Collection[str]) -> None:
-        """Removes topics that dead processes have left half made or half deleted, and whose offsets are forgotten. Not
-        inside changing().
+        """Remove topics that crashed processes left incomplete, once their offsets are
+        deleted.
+
+        Must not be called inside changing().
         """
         if self._claim is None or not self.is_shared:
             return
@@ -129,10 +145,14 @@ class Sharing:
             return ()
 
     def say_deleted(self, topic: str, numbers: Collection[int]) -> None:
-        """Tells processes that have partitions open that these will be deleted next. Not inside changing()."""
+        """Notify processes with open partitions that these will be deleted next.
+
+        Must not be called inside changing().
+        """
         if self._claim is None or not self.is_shared:
             return
-        from logcore.partition.sharing import say_deleted  # late: few directories are shared
+        # Imported late because few directories are shared.
+        from logcore.partition.sharing import say_deleted
 
         for number in numbers:
             path = self._registry.partition_path(topic, number)

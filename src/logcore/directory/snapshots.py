@@ -1,10 +1,12 @@
-"""A snapshot: the whole directory once more, at a path where nothing exists yet.
+"""Snapshots: copies the whole directory to a path that does not exist yet.
 
 Rules:
-- It is made under a name that ends in `-partial`, and renamed when it is whole and on disk.
-- What groups have committed is copied first: then each committed offset lies in the copy of its topic.
+- The copy is made under a name that ends in `-partial`. It is renamed when it is
+  complete and durable.
+- Committed offsets of groups are copied first, so each of them is within the copy of
+  its topic.
 
-This module knows no segment: copying.py copies a log.
+This module does not read segments: copying.py copies a log.
 """
 
 from __future__ import annotations
@@ -23,11 +25,12 @@ from logcore.fs import FS
 from logcore.log import Log
 from logcore.names import OFFSETS_TOPIC, partition_name
 
-_NAME_BYTES: Final = 255  # of a name in Linux' file systems
+# Maximum length of a file name on Linux.
+_NAME_BYTES: Final = 255
 
 
 class Directory(Protocol):
-    """What is asked of the LogDir that is copied."""
+    """The methods of a LogDir that are used here."""
 
     path: str
 
@@ -38,10 +41,14 @@ class Directory(Protocol):
 
 
 def take_snapshot(fs: FS, directory: Directory, incidents: Incidents, target: str) -> None:
-    """Copies all partitions up to their high watermarks, one after the other.
+    """Copy all partitions up to their high watermarks, one after the other.
 
-    Raises InvalidConfigError when something exists at the target, and what reading and writing raise; then nothing of
-    the copy is left, or an incident says what is.
+    If this fails, the incomplete copy is deleted. An incident reports any files that
+    could not be deleted.
+
+    Raises:
+        InvalidConfigError: the target exists.
+        StorageReadError, StorageWriteError, DiskFullError: the copy failed.
     """
     if fs.exists(target):
         raise InvalidConfigError("there is something at the path of the snapshot", found=repr(target))
@@ -63,17 +70,17 @@ def take_snapshot(fs: FS, directory: Directory, incidents: Incidents, target: st
 
 
 def _copy_directory(fs: FS, directory: Directory, target: str) -> None:
-    """All partitions and what is noted of them, to an existing empty directory."""
+    """Copy all partitions and the directory's metadata to an existing empty directory."""
     points: dict[Key, int | None] = {}
     starts: dict[Key, int | None] = {}
-    # What groups have committed first, so that it lies in the copies of the topics.
+    # Committed offsets first, so that they are within the copies of the topics.
     for name in sorted(directory.topics(), key=lambda name: (name != OFFSETS_TOPIC, name)):
         directory.topic_id(name)
         for number in directory.partitions(name):
             log = directory.partition(name, number)
             path = os.path.join(target, partition_name(name, number))
             fs.mkdir(path)
-            # Kafka reads the topic id from there.
+            # Kafka reads the topic id from this file.
             content = checkpoint.read(fs, log.path, checkpoint.PARTITION_METADATA)
             if content is not None:
                 checkpoint.write(fs, path, checkpoint.PARTITION_METADATA, content)

@@ -1,11 +1,13 @@
-"""The file `logcore.topics`: a row for each topic that was made here, and the ids that Kafka gives topics.
+"""The file `logcore.topics`, with a row for each topic created here, and Kafka's topic
+ids.
 
 Rules:
-- The file is replaced in one step. A topic that it calls deleting does not exist: its files are being removed, or are
-  not all made yet.
-- The file may come from anywhere. All that it says is checked before any of it becomes a path or memory.
+- The file is replaced atomically. A topic marked as deleting does not exist: its files
+  are being removed, or are not complete yet.
+- The file may come from any source. All of its content is checked before any of it
+  becomes a path or memory.
 
-This module makes no directory and opens no log.
+This module creates no directories and opens no logs.
 """
 
 from __future__ import annotations
@@ -26,18 +28,20 @@ from logcore.fs import FS
 from logcore.names import is_topic_name
 
 NO_ID: Final = uuid.UUID(int=0)
-#: Not Kafka's limit: each is a directory with files, and a slip of the keyboard must not make a million of them.
+#: Not Kafka's limit. Each partition is a directory with files, and a typing error must
+#: not create a million of them.
 MOST_PARTITIONS: Final = 100_000
 _MOST_IN_ALL: Final = 1_000_000
-#: Taken until Kafka 4 removed it; rows that an earlier version wrote may have it.
+#: Accepted until Kafka 4 removed it. Rows of earlier versions may contain it.
 _REMOVED_SETTING: Final = "message.downconversion.enable"
 
 
 class PartitionNumbers(tuple[int, ...]):
     """The numbers of a topic's partitions, ascending.
 
-    `number in numbers` is a search by halves. It is asked for each partition of a request, and a tuple would walk all
-    numbers each time: with 10,000 partitions a commit of all of them took 0.4 s.
+    `number in numbers` is a binary search. It runs for each partition of a request. A
+    tuple would be scanned each time: with 10,000 partitions a commit of all of them
+    took 0.4 s.
     """
 
     __slots__ = ()
@@ -45,22 +49,28 @@ class PartitionNumbers(tuple[int, ...]):
     def __contains__(self, number: object) -> bool:
         try:
             at = bisect.bisect_left(self, cast("int", number))
-        except TypeError:  # what compares with no number is none
+        # A value that cannot be compared with numbers is not a number.
+        except TypeError:
             return False
         return at < len(self) and self[at] == number
 
 
 @attrs.define
 class TopicEntry:
-    """What is known of a topic. count: its partitions are 0..count-1; 0 for one that only its directories tell of."""
+    """The known facts of a topic."""
 
     name: str
-    topic_id: uuid.UUID | None = None  # None: not looked up yet
+    # None: not determined yet.
+    topic_id: uuid.UUID | None = None
+    #: The partitions are 0..count-1; 0 if the topic is known only from its directories.
     count: int = 0
     overrides: dict[str, str] = attrs.Factory(dict)
     numbers: PartitionNumbers = attrs.Factory(PartitionNumbers)
-    is_deleting: bool = False  # in the file of topics: its files are being removed, or not all of them are made yet
-    adding: int = 0  # in the file of topics: partitions from count to here are being made
+    # In the file of topics: its files are being removed, or are not complete yet.
+    is_deleting: bool = False
+    # In the file of topics: the partitions from count up to this number are being
+    # created.
+    adding: int = 0
 
     def as_json(self) -> dict[str, Any]:
         facts: dict[str, Any] = {"topic": self.name, "id": id_text(self.topic_id or NO_ID), "partitions": self.count}
@@ -74,8 +84,12 @@ class TopicEntry:
 
     @classmethod
     def from_json(cls, row: object) -> TopicEntry:
-        """Raises ValueError, which says what is wrong. The file may come from anywhere, and what it says becomes paths
-        and memory.
+        """Return the topic of a row.
+
+        The file may come from any source, and its content becomes paths and memory.
+
+        Raises:
+            ValueError: the row is invalid; the text is the reason.
         """
         facts: dict[str, Any] = {}
         if isinstance(row, dict):
@@ -99,7 +113,8 @@ class TopicEntry:
         assert isinstance(count, int)
         known_id: uuid.UUID | None = topic_id
         if not topic_id.int:
-            known_id = None  # as_json() writes 0 for an id that was not looked up
+            # as_json() writes 0 for an unknown id.
+            known_id = None
         return cls(
             name,
             known_id,
@@ -112,7 +127,11 @@ class TopicEntry:
 
 
 def read_topics(fs: FS, path: str) -> list[TopicEntry]:
-    """Rows of logcore.topics. Raises CorruptLogError: settings that cannot be believed are not guessed."""
+    """Return the rows of logcore.topics.
+
+    Raises:
+        CorruptLogError: the file is damaged. Its settings are not guessed.
+    """
     content = checkpoint.read(fs, path, checkpoint.TOPICS)
     if content is None:
         return []
@@ -143,7 +162,7 @@ def read_topics(fs: FS, path: str) -> list[TopicEntry]:
 
 
 def write_topics(fs: FS, path: str, topics: Iterable[TopicEntry], *, may_use_reserve: bool = True) -> None:
-    """Replaces the file. may_use_reserve: on a full disk."""
+    """Replace the file. With `may_use_reserve`, a full disk's reserve may be used."""
     rows = [topic.as_json() for topic in topics]
     total = sum(row["partitions"] for row in rows)
     if total > _MOST_IN_ALL:
@@ -156,25 +175,26 @@ def write_topics(fs: FS, path: str, topics: Iterable[TopicEntry], *, may_use_res
 
 
 def id_text(topic_id: uuid.UUID) -> str:
-    """A topic or cluster id as Kafka writes it: 22 characters of base64url."""
+    """Return a topic or cluster id in Kafka's form: 22 characters of base64url."""
     return base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")
 
 
 def parse_id(text: str) -> uuid.UUID:
-    """The reverse of id_text(). Raises ValueError."""
+    """Return the id of a text from id_text(), or raise ValueError."""
     return uuid.UUID(bytes=base64.b64decode(text + "==", b"-_", validate=True))
 
 
 def new_id(fs: FS) -> uuid.UUID:
-    """An id for a topic, a cluster or a directory."""
+    """Return a new id for a topic, a cluster or a directory."""
     while True:
         made = uuid.UUID(bytes=fs.random_bytes(16), version=4)
-        if not id_text(made).startswith("-"):  # Kafka: such a text would look like an option
+        # As in Kafka, because such a text would resemble a command-line option.
+        if not id_text(made).startswith("-"):
             return made
 
 
 def check_count(partitions: object, least: int) -> int:
-    """A number of partitions. Raises InvalidConfigError."""
+    """Return a valid number of partitions, or raise InvalidConfigError."""
     try:
         count = operator.index(partitions)  # type: ignore[arg-type]
     except TypeError:

@@ -1,16 +1,19 @@
-"""The topics of a directory: their names, ids and settings; makes, changes and deletes them.
+"""The topics of a directory, with names, ids and settings; creates, changes and deletes
+them.
 
 Rules:
-- A topic exists whole or not at all: `logcore.topics` calls it deleting before its first directory is made and before
-  the first is removed, and is replaced in one step. Directories that Kafka or a copy put there are topics too.
-- A name is free again once no group has a committed offset of the deleted topic: the row of a deleted topic stays
-  until the directory says that these are forgotten. So a new topic of the name begins without them after any crash.
-- Names and settings are checked before there is any effect.
+- A topic exists completely or not at all. `logcore.topics` is replaced atomically and
+  marks a topic as deleting before its first directory is created, and before the first
+  is removed. Directories that Kafka or a copy created are topics too.
+- A name is available again once no group has a committed offset of the deleted topic.
+  The row of a deleted topic remains until the directory reports that these offsets are
+  deleted. So even after a crash, a new topic with that name starts without them.
+- Names and settings are checked before any change is made.
 - Links are not followed.
 
-This module opens no log, and asks the directory (logdir.py) to close those of a topic that is deleted. All of it is
-called under the directory's lock, on a directory that is open; and all that changes something, on one that may be
-written.
+This module does not open logs, and calls the directory (logdir.py) to close those of a
+deleted topic. The caller holds the lock of an open directory. Changes need a directory
+that is open for writing.
 """
 
 from __future__ import annotations
@@ -60,7 +63,8 @@ from logcore.names import (
 )
 from logcore.notices import INFO, tell
 
-#: How often a reader looks again when topics change while it looks.
+#: Maximum number of attempts of a reader whose listing is outdated by concurrent
+#: changes.
 _LOOKS: Final = 100
 _CHECKPOINTS: Final = (checkpoint.RECOVERY_POINT, checkpoint.LOG_START, checkpoint.HIGH_WATERMARK, checkpoint.CLEANER)
 
@@ -75,30 +79,26 @@ class PartitionDescription:
 
 @attrs.frozen(kw_only=True)
 class TopicDescription:
-    """A topic as describe_topic() finds it.
-
-    topic_id: Kafka's topic id; all zero where it is not known, as in directories of a Kafka before 2.8. config: the
-    settings in force. overrides: those of them that were set for this topic, as text.
-    """
+    """A topic as describe_topic() returns it."""
 
     name: str
+    #: Kafka's topic id; all zero if unknown, as in directories of a Kafka before 2.8.
     topic_id: uuid.UUID
     partitions: tuple[PartitionDescription, ...]
+    #: The effective settings.
     config: LogConfig
+    #: The settings that were set for this topic, as text.
     overrides: Mapping[str, str]
 
 
 class Directory(Protocol):
-    """What the registry asks of a directory of partitions; logdir.LogDir has it."""
+    """The method of logdir.LogDir that the registry uses."""
 
     def close_logs(self, topics: Collection[str]) -> None: ...
 
 
 class TopicRegistry:
-    """The topics of one directory. known: by name. version: another number after each change of it. deleting: deleted
-    topics whose files still exist, or whose offsets do. emptied: those of them without files. remembered: those of them
-    whose offsets may still exist.
-    """
+    """The topics of one directory."""
 
     def __init__(
         self,
@@ -109,28 +109,38 @@ class TopicRegistry:
         incidents: Incidents,
         given: Mapping[str, object],
     ) -> None:
-        """given: settings for topics that do not set them."""
+        """Create a registry without topics; look() reads them.
+
+        `given` contains settings for topics that do not set them.
+        """
         self._fs = fs
         self.path = path
-        # Weak: a directory that was not closed warns as soon as it is dropped.
+        # Weak, so that a directory that was not closed warns as soon as it is dropped.
         self._directory: Directory = weakref.proxy(directory)
         self._claim = claim
         self._incidents = incidents
         self._given = given
+        #: Topics by name.
         self.known: dict[str, TopicEntry] = {}
+        #: Changes with each change of `known`.
         self.version = 0
+        #: Deleted topics with remaining files or committed offsets.
         self.deleting: dict[str, TopicEntry] = {}
+        #: Topics of `deleting` without files.
         self.emptied: set[str] = set()
+        #: Topics of `deleting` that may still have committed offsets.
         self.remembered: set[str] = set()
-        self.deleting_elsewhere: set[str] = set()  # by other processes that share the directory
+        # Topics that other processes sharing the directory are deleting.
+        self.deleting_elsewhere: set[str] = set()
 
-    # -- what there is -----------------------------------------------------------------------------------------------
+    # -- listing ---------------------------------------------------------------------
 
     def look(self) -> None:
-        """Takes what the file of topics and the directories say.
+        """Read the topics from the file of topics and the directories.
 
-        A writer makes directories while a topic is not whole and removes them when it is no more; the file says so
-        before and after. Directories that were listed between two readings of one file are judged by it.
+        While a topic is incomplete, its writer creates or removes directories, and
+        updates the file before and after that. A listing between two equal readings of
+        the file is therefore consistent with it.
         """
         before = read_topics(self._fs, self.path)
         found = self._partitions_on_disk()
@@ -144,7 +154,8 @@ class TopicRegistry:
         topics = {row.name: row for row in rows if not row.is_deleting and row.name != METADATA_LOG}
         half_made = {row.name: range(row.count, row.adding) for row in rows}
         deleting = {row.name for row in rows if row.is_deleting}
-        # A directory that no row names was put there by Kafka or a copy: its topic is what the directories say.
+        # No row names such a directory: Kafka or a copy created it. Its topic is
+        # derived from the directories.
         for name, numbers in found.items():
             if name in deleting:
                 continue
@@ -155,7 +166,7 @@ class TopicRegistry:
         self.version += 1
 
     def _partitions_on_disk(self) -> dict[str, list[int]]:
-        """Topic -> numbers of its partitions, by its directories on disk."""
+        """Return topic -> partition numbers, from the directories on disk."""
         found: dict[str, list[int]] = {}
         beginning = os.path.join(self.path, "")
         for name in self._fs.listdir(self.path):
@@ -167,9 +178,10 @@ class TopicRegistry:
         return found
 
     def finish_interrupted(self) -> None:
-        """Ends deletions that a crash ended, and undoes what it left half made.
+        """Complete deletions that a crash interrupted, and undo incomplete creations.
 
-        Rows of deleted topics stay, in `deleting` and `remembered`, for finish_deleting().
+        Rows of deleted topics remain, in `deleting` and `remembered`, for
+        finish_deleting().
         """
         topics = read_topics(self._fs, self.path)
         present: dict[str, list[int]] = {}
@@ -179,22 +191,25 @@ class TopicRegistry:
             topic.name: {*topic.numbers, *present.get(topic.name, ())} for topic in topics if topic.is_deleting
         }
         undone |= {topic.name: range(topic.count, topic.adding) for topic in topics if topic.adding}
-        # The rows go last: should this be cut off too, the next opening begins again.
+        # The rows are written last: if this is interrupted too, the next opening starts
+        # again.
         if undone:
             self._remove_partitions(undone)
             write_topics(self._fs, self.path, [attrs.evolve(topic, adding=0) for topic in topics])
             self.deleting = {topic.name: topic for topic in topics if topic.is_deleting}
             self.emptied = {*self.deleting}
             self.remembered = {*self.deleting}
-        # Directories that were renamed out of the way, and not removed any more.
+        # Directories that were renamed for deletion and not removed.
         for name in self._fs.listdir(self.path):
             if is_deleted_partition(name):
                 with self._incidents.going_on("deletion", name):
                     self.remove_tree(name)
 
     def complete(self) -> None:
-        """Makes directories that a crash left unmade. One that had records was lost, and is not made as an empty one:
-        opening it as a log reports the loss.
+        """Create partition directories that are missing after a crash.
+
+        A missing directory that had records is not created: it was lost, and opening it
+        as a log reports the loss.
         """
         present = set(self._fs.listdir(self.path))
         assert self._claim is not None
@@ -206,7 +221,12 @@ class TopicRegistry:
         self.make_partitions(missing)
 
     def topic(self, name: str) -> TopicEntry:
-        """Raises TopicNotFoundError, with the name that is nearest."""
+        """Return a topic by name.
+
+        Raises:
+            TopicNotFoundError: there is no such topic; the error names the most similar
+                one.
+        """
         topic = self.known.get(name)
         if topic is None:
             raise TopicNotFoundError(
@@ -215,7 +235,10 @@ class TopicRegistry:
         return topic
 
     def topic_id(self, name: str) -> uuid.UUID:
-        """Kafka's id of a topic, looked up or given where none is known; all zero in a directory opened read-only."""
+        """Return Kafka's id of a topic, creating one if none is known.
+
+        In a directory opened read-only, an unknown id is all zero.
+        """
         topic = self.topic(name)
         if topic.topic_id is None:
             for number in topic.numbers:
@@ -253,29 +276,33 @@ class TopicRegistry:
             return None
 
     def save(self, *changed: TopicEntry, deleting: Iterable[TopicEntry] = (), makes_room: bool = False) -> None:
-        """Replaces logcore.topics by what is known with `changed` in it; this is the moment a change takes place.
+        """Replace logcore.topics by the known topics with `changed`; this commits a
+        change.
 
-        makes_room: on a full disk the reserve may be used for it.
+        With `makes_room`, a full disk's reserve may be used.
         """
         gone = {**self.deleting, **{topic.name: topic for topic in deleting}}
         topics = {**self.known, **{topic.name: topic for topic in changed}, **gone}
-        # No row for a topic of which only its directories tell.
+        # Topics known only from directories have no row.
         rows = [
             attrs.evolve(topic, is_deleting=name in gone)
             for name, topic in sorted(topics.items())
             if topic.count or topic.overrides or topic.topic_id or name in gone
         ]
-        # Rows of other processes, which are about to remove those files, are kept as they are.
+        # Rows of other processes that are deleting topics are kept unchanged.
         if self.deleting_elsewhere:
             rows += [row for row in read_topics(self._fs, self.path) if row.name in self.deleting_elsewhere]
         write_topics(self._fs, self.path, rows, may_use_reserve=makes_room)
 
-    # -- make, change, delete ----------------------------------------------------------------------------------------
+    # -- creation, changes, deletion --------------------------------------------------
 
     def create(
         self, wanted: Mapping[str, tuple[int, Mapping[str, object] | None]], *, check_only: bool = False
     ) -> None:
-        """Makes topics, name -> (partitions, config), all of them or none. check_only: only raise what that would."""
+        """Create topics, name -> (partitions, config), all of them or none.
+
+        With `check_only`, only raise the errors that this would raise.
+        """
         flat = {_confusable(name): name for name in (*self.known, *self.deleting, *self.deleting_elsewhere)}
         made = []
         for name, (partitions, config) in wanted.items():
@@ -301,7 +328,8 @@ class TopicRegistry:
                 self._check_unused(topic.name, number)
         if check_only or not made:
             return
-        self.save(deleting=made)  # until they are whole, a crash undoes it
+        # Until they are complete, a crash undoes their creation.
+        self.save(deleting=made)
         try:
             self.make_partitions((topic, topic.numbers) for topic in made)
             self.known.update((topic.name, topic) for topic in made)
@@ -314,7 +342,9 @@ class TopicRegistry:
             raise
 
     def undo(self, *made: TopicEntry) -> None:
-        """Takes back topics that could not be made; what fails of it is left to tick() and the next opening."""
+        """Remove topics whose creation failed. tick() and the next opening retry failed
+        parts.
+        """
         for topic in made:
             self.known.pop(topic.name, None)
             self.version += 1
@@ -323,7 +353,7 @@ class TopicRegistry:
             self.finish_deleting()
 
     def grow(self, name: str, count: int, *, check_only: bool = False) -> None:
-        """Raises a topic's number of partitions to count."""
+        """Increase a topic's number of partitions to `count`."""
         topic = self.topic(name)
         present = len(topic.numbers)
         if topic.numbers != tuple(range(present)):
@@ -340,7 +370,8 @@ class TopicRegistry:
             numbers=PartitionNumbers(range(count)),
             overrides=self.own_overrides(topic),
         )
-        self.save(attrs.evolve(grown, count=present, adding=count))  # until they exist, a crash undoes it
+        # Until the partitions exist, a crash undoes their creation.
+        self.save(attrs.evolve(grown, count=present, adding=count))
         try:
             self.make_partitions([(grown, range(present, count))])
             self.save(grown)
@@ -353,7 +384,7 @@ class TopicRegistry:
         self.version += 1
 
     def alter(self, name: str, changes: Mapping[str, object | None], *, check_only: bool = False) -> None:
-        """Changes what a topic sets itself; None takes a setting back to the default."""
+        """Change the settings of a topic; None resets a setting to the default."""
         topic = self.topic(name)
         overrides = self._overrides(topic.overrides, changes)
         if check_only:
@@ -363,21 +394,30 @@ class TopicRegistry:
         self.known[name] = changed
 
     def start_deleting(self, topic: TopicEntry) -> None:
-        """Deletes a topic, in one step; finish_deleting() removes its files, and its row if it is not `remembered`."""
+        """Delete a topic in one step.
+
+        finish_deleting() then removes its files, and its row once it is not in
+        `remembered`.
+        """
         self.save(deleting=[topic], makes_room=True)
         self.deleting[topic.name] = self.known.pop(topic.name)
         self.remembered.add(topic.name)
         self.version += 1
 
     def finish_deleting(self) -> None:
-        """Removes the files of topics that are gone. What fails here is tried again in tick(), and at the next opening.
+        """Remove the files of deleted topics, and rows that are not needed.
 
-        Raises what the system raises; the topics are gone all the same.
+        If this fails, tick() and the next opening try again. The topics are deleted in
+        any case.
+
+        Raises:
+            LogcoreError, OSError: files could not be removed or written.
         """
         from logcore.staging import applying
 
-        # Out of staged writes first: finishing one that is half in place needs the directories of all its topics. The
-        # row of the file last: as long as it exists, the next opening ends the deletion.
+        # First remove them from staged writes: finishing a partially placed write needs
+        # the directories of all its topics. The row is removed last: while it exists,
+        # the next opening completes the deletion.
         self._drop_finished()
         doomed = {name: topic for name, topic in self.deleting.items() if name not in self.emptied}
         if doomed:
@@ -397,7 +437,10 @@ class TopicRegistry:
         self.remembered.discard(name)
 
     def _drop_finished(self) -> None:
-        """Passes over deletions that another process has finished: a topic of the name may be its, and new."""
+        """Forget deletions that another process finished.
+
+        The name may now belong to a new topic of that process.
+        """
         if self._claim is None or not self._claim.is_shared:
             return
         left = {row.name: row.topic_id for row in read_topics(self._fs, self.path) if row.is_deleting}
@@ -406,7 +449,7 @@ class TopicRegistry:
                 self._drop(name)
 
     def finish_rows(self, names: set[str]) -> None:
-        """Removes the files of topics that a process was deleting when it died."""
+        """Remove the files and rows of topics that a crashed process was deleting."""
         rows = read_topics(self._fs, self.path)
         doomed = {row.name: row.numbers for row in rows if row.is_deleting and row.name in names}
         if doomed:
@@ -414,11 +457,12 @@ class TopicRegistry:
             write_topics(self._fs, self.path, [row for row in rows if row.name not in doomed])
 
     def _remove_partitions(self, numbers: Mapping[str, Iterable[int]]) -> None:
-        """Removes partition directories, those that exist, and their lines in the checkpoints.
+        """Remove existing partition directories and their lines in the checkpoints.
 
-        First all are renamed, so that neither Kafka nor we take them for partitions. Then the files are removed, which
-        makes room for writing the checkpoints. One that cannot be removed waits for the next opening; the first such
-        error is raised in the end.
+        First all are renamed, so that neither Kafka nor logcore opens them as
+        partitions. Then the files are removed, which makes room for writing the
+        checkpoints. The next opening retries files that cannot be removed; the first
+        such error is raised at the end.
         """
         assert self._claim is not None
         keys: dict[tuple[str, int], int | None] = {(name, n): None for name, those in numbers.items() for n in those}
@@ -439,24 +483,31 @@ class TopicRegistry:
             raise failure
 
     def _rename_away(self, name: str) -> str:
-        """First step of deleting a partition directory, as Kafka does it, so that a crash leaves no half of one."""
+        """Rename a partition directory for deletion, as Kafka does.
+
+        After a crash no incomplete partition remains.
+        """
         away = self.doomed_name(name)
         self._fs.rename(os.path.join(self.path, name), os.path.join(self.path, away))
         return away
 
     def doomed_name(self, name: str) -> str:
-        """For a partition directory that is being deleted: each opening removes it."""
+        """Return a name for a directory under deletion; each opening removes such
+        directories.
+        """
         return deleted_partition_name(name, self._fs.random_bytes(16))
 
     def remove_tree(self, name: str) -> None:
-        """Removes a partition's directory with its files, if it exists."""
+        """Remove a partition's directory and its files, if it exists."""
         remove_tree(self._fs, os.path.join(self.path, name))
 
     # -- settings ----------------------------------------------------------------------------------------------------
 
     def settings(self, topic: TopicEntry) -> LogConfig:
-        """Those in force. For a topic that was not made here nothing is deleted by default: its settings may be in a
-        place that is not known, such as Kafka's metadata.
+        """Return the effective settings of a topic.
+
+        A topic that was not created here never deletes records by default. Its settings
+        may be stored elsewhere, for example in Kafka's metadata.
         """
         implied: Mapping[str, object] = {}
         if not topic.count:
@@ -464,8 +515,10 @@ class TopicRegistry:
         return LogConfig.parse({**implied, **self._given, **topic.overrides})
 
     def own_overrides(self, topic: TopicEntry) -> dict[str, str]:
-        """The settings for a copy of a topic, which is made here: its own, and those that settings() implies for a
-        topic that was not.
+        """Return the settings for a copy of a topic.
+
+        These are its own settings and, if it was not created here, the implied ones of
+        settings().
         """
         if not topic.count:
             implied = {name: config_text(-1) for name in KEEPS_ALL if name not in self._given}
@@ -474,7 +527,9 @@ class TopicRegistry:
         return {**implied, **topic.overrides}
 
     def _overrides(self, present: Mapping[str, str], changes: Mapping[str, object | None]) -> dict[str, str]:
-        """The settings of a topic after changes, checked together with the defaults."""
+        """Return the settings of a topic after changes, validated together with the
+        defaults.
+        """
         result: dict[str, Any] = {**present, **changes}
         for name in changes:
             known_config(name)
@@ -482,32 +537,37 @@ class TopicRegistry:
         settings = LogConfig.parse({**self._given, **result}).as_mapping()
         return {name: config_text(settings[name]) for name in result}
 
-    # -- directories of partitions ------------------------------------------------------------------------------------
+    # -- partition directories
+    # ----------------------------------------------------------
 
     def partition_path(self, topic: str, number: int) -> str:
         return os.path.join(self.path, partition_name(topic, number))
 
     def make_partitions(self, wanted: Iterable[tuple[TopicEntry, Iterable[int]]]) -> None:
-        """Makes directories of partitions, durably, that hold nothing yet."""
+        """Create empty partition directories durably."""
         made: dict[tuple[str, int], int | None] = {}
         for topic, numbers in wanted:
             for number in numbers:
                 self.make_partition(topic, self.partition_path(topic.name, number))
                 made[topic.name, number] = None
         if made:
-            self.forget(made)  # lines that a deletion or another program may have left
+            # Removes lines of an earlier deletion or of another program.
+            self.forget(made)
             self._fs.sync_dir(self.path)
 
     def make_partition(self, topic: TopicEntry, path: str) -> None:
-        """Makes one, under a name that may not be its last, with the topic's id in it."""
-        with contextlib.suppress(FileExistsError):  # see _check_unused(); it is empty, or a crash left it
+        """Create one directory, perhaps with a temporary name, and store the topic's id
+        in it.
+        """
+        # See _check_unused(): the directory is empty or remains from a crash.
+        with contextlib.suppress(FileExistsError):
             self._fs.mkdir(path)
         assert topic.topic_id is not None
         metadata = f"version: 0\ntopic_id: {id_text(topic.topic_id)}"
         checkpoint.write(self._fs, path, checkpoint.PARTITION_METADATA, metadata.encode())
 
     def _check_unused(self, topic: str, number: int) -> None:
-        """Raises CorruptLogError when there is something where a partition is to be made."""
+        """Raise CorruptLogError if the directory of a new partition contains records."""
         path = self.partition_path(topic, number)
         if self._fs.exists(path):
             self.check_directory(path)
@@ -515,7 +575,10 @@ class TopicRegistry:
                 raise CorruptLogError("a new partition's directory holds records of another", path=path)
 
     def check_directory(self, path: str) -> None:
-        """Raises CorruptLogError where no partition's directory is: a link may lead to what is not ours."""
+        """Raise CorruptLogError unless this is a directory.
+
+        A link is refused because it may point outside the log directory.
+        """
         if not self._fs.exists(path):
             raise CorruptLogError("the partition's directory is gone; restore it, or delete the topic", path=path)
         if not self._fs.is_directory(path):
@@ -524,20 +587,21 @@ class TopicRegistry:
             )
 
     def note(self, file: str, offsets: Mapping[Key, int | None]) -> None:
-        """Puts offsets of partitions into a checkpoint."""
+        """Store offsets of partitions in a checkpoint."""
         assert self._claim is not None
         self._claim.checkpoints.set(file, offsets)
 
     def forget(self, keys: Mapping[tuple[str, int], int | None]) -> None:
-        """Takes partitions out of the checkpoints."""
+        """Remove partitions from the checkpoints."""
         assert self._claim is not None
         for file in _CHECKPOINTS:
             self._claim.checkpoints.set(file, keys, may_use_reserve=True)
 
 
 def remove_tree(fs: FS, directory: str) -> None:
-    """Removes a directory with its files, if it exists."""
-    if not fs.is_directory(directory):  # a link is not followed, and any other kind of file is not ours
+    """Remove a directory and its files, if it exists."""
+    # Links are not followed, and other kinds of files do not belong to logcore.
+    if not fs.is_directory(directory):
         return
     for file in fs.listdir(directory):
         fs.unlink(os.path.join(directory, file))
@@ -545,5 +609,7 @@ def remove_tree(fs: FS, directory: str) -> None:
 
 
 def _confusable(name: str) -> str:
-    """Equal for names that Kafka's metrics, or a file system, cannot tell apart."""
+    """Return a key that is equal for names that Kafka's metrics or a file system
+    confuse.
+    """
     return name.replace(".", "_").lower()

@@ -1,12 +1,18 @@
-"""What a directory does in time, a bounded piece at each call: visits to its logs, its limits, compaction, checkpoints.
+"""Maintenance of a directory: visits its logs, keeps its limits, compacts, writes
+checkpoints.
 
 Rules:
-- A log is visited when something in it is due, and at once after something changed what may be due.
-- A partition that is not open is checked now and then, one at a time, and opened only if retention has work in it.
-- An error in one log is an incident, and keeps no other log from its turn. It is tried again later.
+- Each call does a limited amount of work.
+- A log is visited when a task in it is due, and soon after a change that may make one
+  due.
+- Partitions that are not open are checked one at a time, and opened only if retention
+  has work in them.
+- An error in one log is an incident and does not delay other logs. The log is visited
+  again later.
 - Recovery points and high watermarks are written for many logs at once.
 
-This module knows no topic: the directory (logdir.py) says which partitions there are, and holds its own lock.
+This module does not manage topics: the directory (logdir.py) lists its partitions and
+owns its lock.
 """
 
 from __future__ import annotations
@@ -37,42 +43,49 @@ from logcore.segment import Segment
 from logcore.trustedclock import JUMP_MS
 
 _HIGH_WATERMARK_MS: Final = 5_000  # Kafka: replica.high.watermark.checkpoint.interval.ms
-#: One tick() ends after so many actions that touch the disk, so many milliseconds of them, or so many logs.
+#: One tick() ends after this many actions with disk I/O, this many milliseconds of
+#: them, or this many logs.
 _TICK_ACTIONS: Final = 4
 _TICK_MS: Final = 2
 _TICK_LOGS: Final = 1_000
-#: After an error, which may pass, a log is visited again.
+#: Delay before a log is visited again after an error, which may be temporary.
 _RETRY_MS: Final = 1_000
-_SPACE_MS: Final = 1_000  # between two looks at the space that is free
-#: A log whose compaction failed waits so long for the next try, then twice as long, up to the most.
+# Minimum interval between checks of the used and free space.
+_SPACE_MS: Final = 1_000
+#: After a failed compaction a log waits this long for the next attempt. The wait then
+#: doubles up to the maximum.
 _UNCLEANABLE_MS: Final = 60_000
 _UNCLEANABLE_MOST_MS: Final = 3_600_000
-#: Compaction gets so much processor time of a tick. While the processor is free, it gets up to so much time in all;
-#: free means that little more time passes than the cleaner uses itself.
+#: Compaction gets this much processor time of a tick. While the processor is free, it
+#: gets up to the second limit in total. The processor counts as free while little more
+#: time passes than the cleaner itself uses.
 _CLEANER_TICK_US: Final = 5_000
 _CLEANER_FREE_MS: Final = 25
 
 
 @attrs.frozen(kw_only=True)
 class Upkeep:
-    """What tick() does beyond the settings of the topics.
+    """Settings of the maintenance that tick() does besides the topic settings."""
 
-    retention: see logcore.retention. committed(topic, partition): consumer group -> committed offset, for policies that
-    hold for groups; by default what `__consumer_offsets` in this directory says. max_bytes: of all logs together; when
-    they are larger, the oldest segments of topics with `delete` go. min_free_bytes: with less free on the disk, appends
-    are refused with DiskFullError while there is still room to read, delete and compact. compacts: whether tick()
-    compacts. compaction_backoff_ms: how often it looks for a log to compact when there was none (Kafka:
-    log.cleaner.backoff.ms). compaction_bytes_per_s: read and written together, None for no limit.
-    compaction_memory_bytes: of the table of keys.
-    """
-
+    #: The retention policy, see logcore.retention.
     retention: Policy = kafka_rules
+    #: Return consumer group -> committed offset of a partition, for policies that wait
+    #: for groups. By default `__consumer_offsets` of this directory is read.
     committed: Callable[[str, int], Mapping[str, int]] | None = None
+    #: Limit for all logs together. Above it, the oldest segments of topics with
+    #: `delete` are deleted.
     max_bytes: int | None = None
+    #: With less free space on the disk, appends raise DiskFullError. The rest is kept
+    #: for reads, deletions and compaction.
     min_free_bytes: int = 0
+    #: Whether tick() compacts.
     compacts: bool = True
+    #: Interval of checks for a log to compact if there was none (Kafka:
+    #: log.cleaner.backoff.ms).
     compaction_backoff_ms: int = 15_000
+    #: Limit for bytes read and written together; None for no limit.
     compaction_bytes_per_s: int | None = None
+    #: Memory for the table of keys.
     compaction_memory_bytes: int = DEDUPE_BYTES
 
     def __attrs_post_init__(self) -> None:
@@ -90,9 +103,9 @@ class Upkeep:
 
 
 class Directory(Protocol):
-    """What Upkeeper asks of a directory of partitions; logdir.LogDir has it.
+    """The methods of logdir.LogDir that Upkeeper uses.
 
-    known_logs: those that were opened, of which a user may have closed some since.
+    known_logs() returns the logs that were opened; a user may have closed some of them.
     """
 
     path: str
@@ -109,62 +122,75 @@ class Directory(Protocol):
 
 
 class Upkeeper:
-    """The work in time of one directory that is open for writing.
+    """Does the maintenance of one directory that is open for writing.
 
-    is_low: whether the disk is nearly full. Written, as all fields here but the agenda, under the directory's lock or
-    by the one thread that ticks.
+    `is_low` is True while the disk is nearly full. All fields except the agenda are
+    written under the directory's lock or by the one thread that ticks.
     """
 
     def __init__(
         self, fs: FS, directory: Directory, claim: Claim | None, incidents: Incidents, settings: Upkeep
     ) -> None:
         self._fs = fs
-        # Weak: a directory that was not closed warns as soon as it is dropped.
+        # Weak, so that a directory that was not closed warns as soon as it is dropped.
         self._directory: Directory = weakref.proxy(directory)
         self._claim = claim
         self._incidents = incidents
         self.settings = settings
         self.is_low = False
         self._make_lock()
-        fs.after_fork(self._make_lock)  # a thread of the parent may hold it, and does not exist in the child
-        self._agenda: Agenda[tuple[Key, Log]] = Agenda()  # logs to visit, and when; due() and put() under _agenda_lock
-        self._clock_gap_ms = fs.now_ms() - fs.monotonic_ms()  # as of the last tick
-        self._gathered: list[tuple[Key, Log, int]] = []  # recovery points to be written
-        self._next_look_ms = fs.monotonic_ms()  # at the space that is taken and free
-        self._to_visit: list[Key] = []  # partitions to look at for retention, open or not
+        # A thread of the parent may hold the lock and does not exist in the child.
+        fs.after_fork(self._make_lock)
+        # Logs to visit, with their due times. due() and put() are called under
+        # _agenda_lock.
+        self._agenda: Agenda[tuple[Key, Log]] = Agenda()
+        # As of the last tick.
+        self._clock_gap_ms = fs.now_ms() - fs.monotonic_ms()
+        # Recovery points that are not written yet.
+        self._gathered: list[tuple[Key, Log, int]] = []
+        # When the used and free space is checked next.
+        self._next_look_ms = fs.monotonic_ms()
+        # Partitions to check for retention, whether open or not.
+        self._to_visit: list[Key] = []
         self._cleaning: tuple[Log, Generator[Progress, None, object]] | None = None
-        self._cleaned_bytes = 0  # by the round under way
+        # By the round in progress.
+        self._cleaned_bytes = 0
         self._cleaning_since_ms = 0
         self._next_cleaning_ms = fs.monotonic_ms() + settings.compaction_backoff_ms
-        #: Logs over which a round failed, when they are tried again, and how long they wait for it.
+        #: Logs whose compaction failed, with the time of the next attempt and the last
+        #: wait.
         self._uncleanable: dict[Key, tuple[Log, int, int]] = {}
         self._high_watermarks_saved_ms = fs.monotonic_ms()
         self._saved_high_watermarks: dict[Key, int | None] = {}
 
     def _make_lock(self) -> None:
-        self._agenda_lock = threading.Lock()  # several threads may call tick()
+        # Several threads may call tick().
+        self._agenda_lock = threading.Lock()
 
     def admit(self, key: Key, log: Log) -> None:
-        """Lets a log be visited whenever something changes what may be due in it."""
+        """Register a log, so that it is visited after changes that may make a task due."""
         log.writer.is_held = self.is_low
         log.writer.on_stir = functools.partial(self._agenda.stir, (key, log))
 
     def visit(self, key: Key, log: Log) -> None:
-        """The next tick() asks what is due in a log."""
+        """Let the next tick() check what is due in a log."""
         self._agenda.stir((key, log))
 
-    # -- the logs that are open -------------------------------------------------------------------------------------
+    # -- open logs ------------------------------------------------------------------
 
     def visit_open(self, now_ms: int) -> bool:
-        """Does what is due in the logs that are open: syncs, rolls, retention and recovery points by time.
+        """Run the due tasks of open logs: timed syncs, rolls, retention and recovery
+        points.
 
-        Returns False when that took all the time of a tick; recovery points are then written by the next.
+        Returns False if the time limit of a tick was reached. The next tick then writes
+        the recovery points.
         """
         gathered = self._gathered
         actions = 0
         began_ms = self._fs.monotonic_ms()
         with self._agenda_lock:
-            # The wall clock was set, so the times at which segments reach their age are wrong: ask every log again.
+            # The wall clock was set, so the times at which segments expire are wrong.
+            # Check every log again.
             gap_ms = now_ms - began_ms
             if abs(gap_ms - self._clock_gap_ms) > JUMP_MS:
                 for item in self._directory.open_logs().items():
@@ -182,7 +208,8 @@ class Upkeeper:
                 is_late = actions and self._fs.monotonic_ms() - began_ms >= _TICK_MS
                 if actions >= _TICK_ACTIONS or is_late or visited >= _TICK_LOGS:
                     break
-        finally:  # also after an interrupt: a log that is not put back is never visited again
+        # Also after an interrupt: a log that is not put back is never visited again.
+        finally:
             with self._agenda_lock:
                 for item in due[visited:]:
                     self._agenda.put(item, began_ms)
@@ -194,13 +221,17 @@ class Upkeeper:
         return True
 
     def _tick_one(self, key: tuple[str, int], log: Log, now_ms: int) -> tuple[bool, int | None]:
-        """What Upkeep.tick_gathered() says; puts down when the log is to be visited again."""
+        """Run the due tasks of one log and schedule its next visit.
+
+        Returns whether the tasks did any work, and a recovery point to write or None.
+        """
         acted = False
         recovery_point = None
         next_ms = self._fs.monotonic_ms() + _RETRY_MS
         try:
-            # A shared log writes its recovery point within its turn: another process may cut the log below a point that
-            # was gathered and waits.
+            # A shared log writes its recovery point while it holds the write lock.
+            # Another process may otherwise truncate the log below a gathered point
+            # before that is written.
             if log.writer.sharing is not None:
                 acted = log.upkeep.tick(now_ms)
             else:
@@ -217,9 +248,10 @@ class Upkeeper:
     # -- limits and compaction ---------------------------------------------------------------------------------------
 
     def keep(self, clock_ms: int, now_ms: int) -> bool:
-        """Keeps the directory's limits, looks at a partition that is not open, compacts; True after a longer piece.
+        """Enforce the directory's limits, check one closed partition, and compact.
 
-        For the holder of the directory's lock.
+        Returns True after a longer piece of work. The caller holds the directory's
+        lock.
         """
         assert self._claim is not None
         now_ms = self._claim.clock.now_ms(now_ms)
@@ -229,7 +261,9 @@ class Upkeeper:
         return self.settings.compacts and self._compact(clock_ms, now_ms)
 
     def _watch_space(self, clock_ms: int, now_ms: int) -> bool:
-        """Keeps the directory's limits; True when it deleted something."""
+        """Enforce the limits for used and free space; return whether segments were
+        deleted.
+        """
         if clock_ms < self._next_look_ms:
             return False
         upkeep = self.settings
@@ -246,17 +280,22 @@ class Upkeeper:
             self.is_low = self._fs.free_bytes(self._directory.path) < upkeep.min_free_bytes
             for log in self._directory.open_logs().values():
                 log.writer.is_held = self.is_low
-        # With ten thousand partitions a look takes a fifth of a second: looks take a hundredth of the time at most.
+        # With 10,000 partitions a check takes 0.2 s. The interval keeps checks below 1
+        # % of the time.
         self._next_look_ms = clock_ms + max(_SPACE_MS, 100 * (self._fs.monotonic_ms() - clock_ms))
         return acted
 
     def _free(self, excess_bytes: int, now_ms: int) -> bool:
-        """Deletes the oldest segments of all partitions until so many bytes are free, or no more may be deleted."""
+        """Delete the oldest segments of all partitions until this many bytes are free.
+
+        Stops earlier if no more segments may be deleted.
+        """
         facts = {}
         for name in self._directory.topics():
             for number in self._directory.partitions(name):
                 with self._incidents.going_on("retention", partition_name(name, number)):
-                    # The only segment of a partition is never deleted here, so opening it would be of no use.
+                    # The only segment of a partition is never deleted here, so it is
+                    # not worth opening.
                     if len(list_bases(self._fs, self._partition_path(name, number))) > 1:
                         facts[name, number] = self._directory.partition(name, number).upkeep.facts(now_ms)
         acted = False
@@ -266,7 +305,9 @@ class Upkeeper:
         return acted
 
     def _visit(self, now_ms: int) -> None:
-        """Looks at one partition that is not open, and opens it if something in it is too old or too much."""
+        """Check one partition that is not open, and open it if retention has work in
+        it.
+        """
         if not self._to_visit:
             self._to_visit = [
                 (name, number) for name in self._directory.topics() for number in self._directory.partitions(name)
@@ -285,8 +326,10 @@ class Upkeeper:
         with self._incidents.going_on("retention", partition_name(name, number)):
             bases = list_bases(self._fs, path)
             if len(bases) < 2 and not (bases and self._directory.size_bytes(name, number)):
-                return  # an empty log
-            # The size takes a look at every file, so it is asked for only if it matters.
+                # The log is empty.
+                return
+            # Computing the size reads the metadata of every file, so it is done only if
+            # it matters.
             too_large = 0 <= config.retention_bytes < self._directory.size_bytes(name, number)
             age_ms = now_ms - Segment(self._fs, path, bases[0]).max_timestamp()
             if too_large or 0 <= config.retention_ms < age_ms:
@@ -295,7 +338,10 @@ class Upkeeper:
                 self._directory.partition(name, number).retain(now_ms, policy=self.settings.retention)
 
     def _compact(self, clock_ms: int, now_ms: int) -> bool:
-        """Goes on with the round under way, or looks for the log that needs one most; True when it did something."""
+        """Continue the round in progress, or start the most urgent one.
+
+        Returns whether it did any work.
+        """
         if self._cleaning is None:
             if clock_ms < self._next_cleaning_ms:
                 return False
@@ -310,13 +356,15 @@ class Upkeeper:
         began_us = self._fs.thread_us()
         try:
             while self._may_clean(clock_ms, began_us):
-                # Under a limit it may be 100 ms ahead, so that the first piece of a round is allowed.
+                # With a rate limit, the round may be 100 ms ahead, so that its first
+                # step is allowed.
                 if rate is not None and self._cleaned_bytes > rate * (clock_ms - self._cleaning_since_ms + 100) / 1000:
                     return True
                 self._cleaned_bytes = next(steps).done_bytes
             return True
         except StopIteration:
-            self._next_cleaning_ms = clock_ms  # at once: another log may be waiting
+            # At once, because another log may be waiting.
+            self._next_cleaning_ms = clock_ms
             self._uncleanable = {key: entry for key, entry in self._uncleanable.items() if entry[0] is not log}
         except LogcoreError as error:
             key = next((key for key, one in self._directory.known_logs().items() if one is log), None)
@@ -326,16 +374,19 @@ class Upkeeper:
         return True
 
     def _may_clean(self, began_ms: int, began_us: int) -> bool:
-        """Whether compaction may go on in this tick. Its own processor time counts: by the clock alone it would get
-        next to nothing on a busy machine, where it waits for others most of the time.
+        """Return whether compaction may continue in this tick.
+
+        Its own processor time is measured. By the clock alone it would get almost no
+        time on a busy machine, because it mostly waits for other processes there.
         """
         own_us = self._fs.thread_us() - began_us
         passed_ms = self._fs.monotonic_ms() - began_ms
         return own_us < _CLEANER_TICK_US or (passed_ms < _CLEANER_FREE_MS and passed_ms * 1000 <= own_us * 3 // 2)
 
     def _next_to_clean(self, now_ms: int) -> tuple[Log, Generator[Progress, None, object]] | None:
-        """The log with the highest dirty ratio among those that are due (storage format section 9.2)."""
-        from logcore import cleaner  # late: only who compacts needs it
+        """Return the due log with the highest dirty ratio (storage format section 9.2)."""
+        # Imported late because only compaction needs it.
+        from logcore import cleaner
 
         best: tuple[float, Log] | None = None
         for key, log in self._directory.open_logs().items():
@@ -357,7 +408,11 @@ class Upkeeper:
         return best[1], cleaner.cleaning(best[1], now_ms=now_ms, memory_bytes=memory_bytes)
 
     def _not_cleaned(self, key: tuple[str, int], log: Log, error: LogcoreError | OSError) -> None:
-        """The log is tried again, after damage ever more rarely: a file may have been brought back."""
+        """Report a failed compaction; after damage, schedule less and less frequent
+        attempts.
+
+        A damaged file may be restored in the meantime.
+        """
         self._incidents.met("compaction", "{}-{}".format(*key), error)
         if not getattr(error, "retriable", False):
             if key in self._uncleanable:
@@ -368,7 +423,10 @@ class Upkeeper:
             self._uncleanable[key] = log, self._fs.monotonic_ms() + wait_ms, wait_ms
 
     def stop_compacting(self, *logs: Log) -> None:
-        """Ends the round under way, if it is over one of these logs; what it had not put in place goes."""
+        """End the round in progress if it compacts one of these logs.
+
+        Files that are not in place yet are deleted.
+        """
         if self._cleaning is not None and self._cleaning[0] in logs:
             steps = self._cleaning[1]
             self._cleaning = None
@@ -380,9 +438,11 @@ class Upkeeper:
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def _save_recovery_points(self, gathered: Iterable[tuple[tuple[str, int], Log, int]]) -> None:
-        """Writes them once for all logs; one that is lost costs the next opening some checking.
+        """Write gathered recovery points for all logs at once.
 
-        Leaves out a log that was truncated or deleted since: a point above its end would keep it from being opened.
+        A lost point only makes the next opening check more. Logs that were truncated or
+        deleted in the meantime are left out, because a point above the end would keep a
+        log from opening.
         """
         assert self._claim is not None
         logs = {key: log for key, log, _ in gathered}
@@ -397,11 +457,13 @@ class Upkeeper:
 
     @property
     def owes_high_watermarks(self) -> bool:
-        """Whether the last time that they were written is long enough ago."""
+        """Whether the interval since the last write of high watermarks has passed."""
         return self._fs.monotonic_ms() - self._high_watermarks_saved_ms >= _HIGH_WATERMARK_MS
 
     def save_high_watermarks(self, offsets: dict[tuple[str, int], int | None]) -> None:
-        """replication-offset-checkpoint: Kafka starts its high watermarks from it."""
+        """Write replication-offset-checkpoint, from which Kafka starts its high
+        watermarks.
+        """
         self._high_watermarks_saved_ms = self._fs.monotonic_ms()
         if offsets != self._saved_high_watermarks:
             assert self._claim is not None
