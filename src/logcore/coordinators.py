@@ -1,10 +1,13 @@
-"""The coordinators of groups and transactions of a directory that no broker of this process serves.
+"""Runs the coordinators of groups and transactions of a directory without a broker in
+this process.
 
 Rules:
-- Each is made by the first caller that needs it, reads what is stored, and lives as long as the directory is open.
-- Where a broker of this process serves the directory, both are the broker's.
+- Each coordinator is created by the first caller that needs it, reads its stored state,
+  and exists until the directory is closed.
+- If a broker of this process serves the directory, the broker runs both coordinators.
 
-Not here: what they decide (logcore.coordination), how it is carried out (logcore.consumer, logcore.producer).
+This module does not make their decisions (logcore.coordination) and does not carry them
+out (logcore.consumer, logcore.producer).
 """
 
 from __future__ import annotations
@@ -38,12 +41,14 @@ if TYPE_CHECKING:
         """The methods of a LogDir that are used here."""
 
 
-#: How often look() looks.
+#: Interval of the work in look().
 _LOOK_MS: Final = 1_000
-#: How often it deletes offsets that were kept long enough; as Kafka's offsets.retention.check.interval.ms.
+#: Interval of the deletion of expired offsets, like Kafka's
+#: offsets.retention.check.interval.ms.
 _EXPIRY_CHECK_MS: Final = 600_000
 _UNKNOWN_PRODUCERS: Final = "%s-%d cannot be read: a new producer may get the id of one that wrote there: %s"
-#: Producer ids from here on were made up by a client: those that are given out count up from 0.
+#: Producer ids at and above this were invented by a client: allocated ids count up from
+#: 0.
 _INVENTED_IDS: Final = 1 << 62
 
 
@@ -56,9 +61,10 @@ class Partitions(Protocol):
 
 
 def left_open(directory: Partitions) -> dict[Partition, list[tuple[int, int]]]:
-    """(topic, partition) -> producer id and epoch of each transaction that is open in its log. Opens all logs.
+    """Return producer id and epoch of each open transaction by (topic, partition).
 
-    A log that cannot be read is passed over: its readers meet the error.
+    Opens all logs. A log that cannot be read is skipped, because its readers get the
+    error.
     """
     found: dict[Partition, list[tuple[int, int]]] = {}
     for topic in directory.topics():
@@ -73,9 +79,10 @@ def left_open(directory: Partitions) -> dict[Partition, list[tuple[int, int]]]:
 
 
 def first_free_producer_id(directory: Partitions) -> int:
-    """The first number above the producer ids of transactions and of what the logs know. Opens all logs.
+    """Return the first number above all producer ids of transactions and logs.
 
-    Logs that cannot be read are left out, with a warning: their producers may get an id a second time.
+    Opens all logs. Logs that cannot be read are skipped with a warning: their
+    producers' ids may be given out a second time.
     """
     from logcore.transactionstate import stored_transactions
 
@@ -97,7 +104,7 @@ def first_free_producer_id(directory: Partitions) -> int:
 
 
 class Coordinators:
-    """Those of one directory. All methods may be called from several threads."""
+    """The coordinators of one directory. Any thread may call its methods."""
 
     def __init__(self, fs: FS, claim: Claim | None) -> None:
         self._fs = fs
@@ -114,13 +121,16 @@ class Coordinators:
 
     @property
     def has_groups(self) -> bool:
-        """Whether the groups were asked for since the directory was opened."""
+        """Whether groups() was called since the directory was opened."""
         return self._groups is not None
 
     def groups(self, directory: Directory) -> Groups | SharedGroups:
-        """The groups whose members are consumers of this process, or of all that share the directory.
+        """Return the groups of this process's consumers, or of all processes that share
+        the directory.
 
-        Raises ConsumerStateError where a broker of this process serves it, and what reading the topic raises.
+        Raises:
+            ConsumerStateError: a broker of this process serves the directory.
+            LogcoreError: `__consumer_offsets` cannot be read.
         """
         from logcore.consumer.groups import Groups
         from logcore.consumer.sharedgroups import SharedGroups
@@ -139,7 +149,11 @@ class Coordinators:
             return self._groups
 
     def group_settings(self, directory: Directory) -> GroupSettings:
-        """What single groups of the consumer protocol are set to. Raises CorruptLogError and StorageReadError."""
+        """Return the settings of single groups of the consumer protocol.
+
+        Raises:
+            CorruptLogError, StorageReadError: the file is damaged or cannot be read.
+        """
         from logcore.directory.groupsettings import GroupSettings
 
         with self._lock:
@@ -148,7 +162,10 @@ class Coordinators:
             return self._group_settings
 
     def registry(self, directory: Directory) -> FileRegistry:
-        """The registry beside the directory, opened once. Raises what opening it raises."""
+        """Return the registry beside the directory, opening it once.
+
+        Raises the same errors as open_registry().
+        """
         from logcore.registry import open_registry
 
         with self._lock:
@@ -157,7 +174,7 @@ class Coordinators:
             return self._registry
 
     def present_registry(self, directory: Directory) -> FileRegistry | None:
-        """The registry if there is one; then as registry()."""
+        """Return the registry like registry(), or None if it does not exist."""
         from logcore.registry.files import ENDING
 
         is_there = self._registry is not None or self._fs.exists(directory.path + ENDING)
@@ -166,7 +183,11 @@ class Coordinators:
         return None
 
     def forget_registered(self, directory: Directory, topics: Collection[str]) -> None:
-        """Deletes offsets of topics that are in the registry, if there is one. Raises what that raises."""
+        """Delete the offsets of topics in the registry, if it exists.
+
+        Raises:
+            RegistryError: the registry cannot be read or changed.
+        """
         from logcore.registry import offsets
 
         registry = self.present_registry(directory)
@@ -174,8 +195,13 @@ class Coordinators:
             offsets.forget_topics(registry, topics)
 
     def forget_stored(self, directory: Directory, topics: set[str]) -> None:
-        """Deletes offsets of topics in the log and the registry. For deletions that a crash has interrupted: no
-        coordinator need exist, and none is made. Raises what reading and writing raises.
+        """Delete the offsets of topics in the log and the registry.
+
+        This is for deletions that a crash interrupted. It needs no coordinator and
+        creates none.
+
+        Raises:
+            LogcoreError: the offsets cannot be read or deleted.
         """
         from logcore.consumer.groups import forget_stored
 
@@ -183,7 +209,10 @@ class Coordinators:
         self.forget_registered(directory, topics)
 
     def control(self, directory: Directory) -> None:
-        """For the one process of several that does the upkeep: keeps the registry. Raises as Controller.look()."""
+        """Update the registry, in the one process that does the maintenance.
+
+        Raises the same errors as Controller.look().
+        """
         from logcore.directory.controller import Controller
 
         with self._lock:
@@ -195,19 +224,23 @@ class Coordinators:
         controller.look(registry)
 
     def transactions(self, directory: Directory) -> TransactionCoordinator:
-        """The transactions of producers of this process, or of all that share the directory."""
+        """Return the transactions of this process, or of all that share the directory."""
         from logcore.producer.coordinator import TransactionCoordinator
 
         with self._lock:
             if self._transactions is None:
-                assert self._claim is not None  # else nothing can be written
+                # Otherwise the directory is read-only.
+                assert self._claim is not None
                 self._transactions = TransactionCoordinator(
                     self._fs, directory, self._claim.deciding, self._transaction_ended, self._clock_of(directory)
                 )
             return self._transactions
 
     def _clock_of(self, directory: Directory) -> int:
-        """What transactions add to the steady clock. Raises what the registry raises."""
+        """Return the number that transactions add to the steady clock.
+
+        Raises the same errors as agree_on_clock().
+        """
         from logcore.registry.views import agree_on_clock
 
         clock_ms = self._fs.now_ms() - self._fs.monotonic_ms()
@@ -217,14 +250,19 @@ class Coordinators:
         return agree_on_clock(registry, registry.boot_id, clock_ms)
 
     def _transaction_ended(self, producer_id: int, commit: bool) -> None:
-        """Tells the groups that a marker of this producer is in `__consumer_offsets`. Those made later read it."""
+        """Notify the groups of a producer's marker in `__consumer_offsets`.
+
+        Groups created later read the marker themselves.
+        """
         with self._lock:
             if self._groups is not None:
                 self._groups.transaction_ended(producer_id, commit=commit)
 
     def look(self, directory: Directory) -> None:
-        """Ends transactions past their timeout, once a second if called as often, and deletes offsets that were kept
-        long enough, every ten minutes. Raises as their look().
+        """End transactions past their timeout, and delete expired offsets.
+
+        Transactions are checked at most once a second, offsets every ten minutes.
+        Raises the errors of the coordinators.
         """
         now_ms = self._fs.monotonic_ms()
         if directory.has_coordinator or now_ms - self._looked_ms < _LOOK_MS:
@@ -238,7 +276,11 @@ class Coordinators:
                 self.groups(directory).expire_offsets()
 
     def close(self) -> None:
-        """Without the lock: its holder may be opening logs, for which the lock of the directory is needed."""
+        """Close the groups and the registry.
+
+        This does not take the lock: its holder may be opening logs, which needs the
+        lock of the directory.
+        """
         try:
             if self._groups is not None:
                 self._groups.close()

@@ -1,13 +1,17 @@
-"""The deletion of a topic, from its last row to the last offset that a group has committed for it.
+"""Deletion of topics, from the row of a topic to the last offset committed for it.
 
 Rules:
-- The topic is gone in one step. Then its files go, which makes room on a full disk.
-- Its name is free only when the offsets are forgotten too, on disk. So no crash in between leaves them to a new topic
-  of that name, whose first records the groups would pass over.
-- What fails is tried again by tick() and at the next opening; until then the name is taken.
-- Offsets are never forgotten under the lock of the directory: groups take it while they hold theirs.
+- A topic is deleted in one step. Its files are removed afterwards, which makes room on
+  a full disk.
+- Its name becomes available only when its committed offsets are durably deleted too.
+  After a crash, a new topic with that name therefore cannot inherit them, which would
+  make groups skip its first records.
+- tick() and the next opening retry failed steps; until then the name is unavailable.
+- Offsets are never deleted under the directory's lock: groups acquire it while they
+  hold their own lock.
 
-Not here: rows and files (directory/topics.py), what groups do (coordinators.py, and a broker's own).
+This module does not handle rows and files (directory/topics.py), or the groups' work
+(coordinators.py, and a broker's own).
 """
 
 from __future__ import annotations
@@ -39,12 +43,15 @@ if TYPE_CHECKING:
         def close_logs(self, topics: Collection[str]) -> None: ...
 
 
-#: How often forget_again() tries: it reads the offsets of all groups.
+#: Interval of forget_again(), because it reads the offsets of all groups.
 _FORGET_AGAIN_MS: Final = 1_000
 
 
 class Deletions:
-    """Those of one directory. lock: here and below, that of the directory, which is another one after a fork."""
+    """The deletions of one directory.
+
+    `lock` is the lock of the directory in all methods. A fork replaces that lock.
+    """
 
     def __init__(
         self, fs: FS, registry: TopicRegistry, sharing: Sharing, incidents: Incidents, coordinators: Coordinators
@@ -54,16 +61,24 @@ class Deletions:
         self._sharing = sharing
         self._incidents = incidents
         self._coordinators = coordinators
-        self._forgetting: set[str] = set()  # deleted topics whose offsets are being forgotten
-        self._forget_from_ms = 0  # by the steady clock
+        # Deleted topics whose offsets are being deleted.
+        self._forgetting: set[str] = set()
+        # By the steady clock.
+        self._forget_from_ms = 0
 
     def start(self, directory: Directory, lock: contextlib.AbstractContextManager[object], name: str) -> None:
-        """Deletes a topic and its files; end() is to follow. Raises what that raises."""
+        """Delete a topic and its files; the caller must call end() afterwards.
+
+        Raises:
+            TopicNotFoundError: there is no such topic.
+            LogLockedError: a partition is open elsewhere, or the directory is locked.
+            LogcoreError, OSError: files could not be removed or written.
+        """
         with lock, contextlib.ExitStack() as claims:
             with self._sharing.changing():
                 topic = self._registry.topic(name)
-                # If this process opened a partition with logcore.open(), claiming it fails, so it is not deleted under
-                # its user.
+                # If this process opened a partition with logcore.open(), this claim
+                # fails, and the partition is not deleted under its user.
                 for number in topic.numbers:
                     if directory.opened(name, number) is None:
                         member = partition_name(name, number)
@@ -82,20 +97,26 @@ class Deletions:
         try:
             self._finish(lock)
         except BaseException:
-            self._forgetting.discard(name)  # forget_again() does the rest
+            # forget_again() completes the deletion.
+            self._forgetting.discard(name)
             raise
 
     def end(
         self, lock: contextlib.AbstractContextManager[object], names: Collection[str], *, is_forgotten: bool
     ) -> None:
-        """After start(). is_forgotten: whether no group has an offset of these topics any more, on disk."""
+        """Complete a deletion after start().
+
+        `is_forgotten` means that no group has a stored offset of these topics.
+        """
         self._forgetting.difference_update(names)
         if is_forgotten:
             self._registry.remembered.difference_update(names)
             self.finish(lock)
 
     def finish(self, lock: contextlib.AbstractContextManager[object]) -> None:
-        """Removes what is left of files, and rows that nothing needs."""
+        """Remove remaining files and unneeded rows. An error is reported as an
+        incident.
+        """
         with self._incidents.going_on("deletion", ", ".join(sorted(self._registry.deleting))):
             self._finish(lock)
 
@@ -104,7 +125,11 @@ class Deletions:
             self._registry.finish_deleting()
 
     def forget_and_end(self, directory: Directory, lock: contextlib.AbstractContextManager[object], name: str) -> None:
-        """After start(). An offset that cannot be deleted now is an incident, and deleted later."""
+        """Delete the offsets and call end(), after start().
+
+        If an offset cannot be deleted now, this is an incident, and it is deleted
+        later.
+        """
         is_forgotten = False
         try:
             with self._incidents.going_on("deletion", name):
@@ -114,7 +139,12 @@ class Deletions:
             self.end(lock, {name}, is_forgotten=is_forgotten)
 
     def forget(self, directory: Directory, name: str) -> None:
-        """Has all who know offsets of a deleted topic delete them. Raises what that raises."""
+        """Delete the offsets of a deleted topic in all coordinators and in the
+        registry.
+
+        Raises:
+            LogcoreError: offsets could not be deleted.
+        """
         if directory.forget_topic is not None:
             directory.forget_topic(name)
         if self._coordinators.has_groups or (OFFSETS_TOPIC in directory and not directory.has_coordinator):
@@ -123,24 +153,29 @@ class Deletions:
             self._coordinators.forget_registered(directory, {name})
 
     def forget_left(self, directory: Directory, names: set[str]) -> None:
-        """Deletes what is stored for topics whose deletion was begun, by a process that died or in vain. Raises what
-        that raises.
+        """Delete stored offsets for interrupted deletions, of a crashed process or
+        after an error.
+
+        Raises the same errors as Coordinators.forget_stored().
         """
-        forgotten = names - {OFFSETS_TOPIC}  # what was committed is gone with it, and groups may be creating it again
+        # Its offsets were deleted with it, and groups may be creating it again.
+        forgotten = names - {OFFSETS_TOPIC}
         if forgotten:
             self._coordinators.forget_stored(directory, forgotten)
 
     def forget_again(self, directory: Directory, lock: contextlib.AbstractContextManager[object]) -> None:
-        """Forgets the offsets of deleted topics that still have any, and frees their names."""
+        """Delete remaining offsets of deleted topics, and make their names available."""
         names = self._registry.remembered - self._forgetting
         clock_ms = self._fs.monotonic_ms()
         if not names or clock_ms < self._forget_from_ms:
             return
         self._forget_from_ms = clock_ms + _FORGET_AGAIN_MS
         with self._incidents.going_on("deletion", ", ".join(sorted(names))):
-            if directory.forget_topic is not None or self._coordinators.has_groups:  # what they know
+            # Offsets in memory.
+            if directory.forget_topic is not None or self._coordinators.has_groups:
                 for name in names:
                     self.forget(directory, name)
-            self.forget_left(directory, names)  # what is on disk
+            # Offsets on disk.
+            self.forget_left(directory, names)
             self._registry.remembered -= names
             self._finish(lock)

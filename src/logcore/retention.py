@@ -1,14 +1,18 @@
-"""Which segments at the front of a log may go, by age, by size and by who still needs them.
+"""Retention: decides which segments at the front of a log may be deleted, by age, by
+size and by consumer progress.
 
-A policy is a pure function from what is known of a partition to how many of its first segments go. `kafka_rules` is
-Kafka's (storage format section 8) and the default; `hold_for` makes another wait for consumer groups; any callable of
-the same shape will do.
+A policy is a pure function from the facts of a partition to the number of segments to
+delete at its front. `kafka_rules` has Kafka's rules (storage format section 8) and is
+the default. `hold_for` makes another policy wait for consumer groups. Any callable with
+this signature can be used.
 
 Rules:
-- Segments go whole and from the front; what a policy says beyond what may go is cut back by the log itself.
-- Nothing at or above the high watermark goes, and the active segment only when it has records, after a new one began.
-- Time is the trusted time (trustedclock.py) and the times in the batches. A segment without times counts from when its
-  file was written.
+- Only whole segments are deleted, from the front. If a policy returns too many, the log
+  itself reduces the number.
+- A segment with records at or above the high watermark is never deleted. The active
+  segment is deleted only if it has records, after a new one was started.
+- Time is the trusted time (trustedclock.py) and the timestamps of the batches. The age
+  of a segment without timestamps counts from the last write of its file.
 
 This module reads no file and deletes nothing: log.py does both.
 """
@@ -22,38 +26,41 @@ import attrs
 
 from logcore.config import LogConfig
 
-#: Kafka: log.retention.check.interval.ms, and how long after the start it first looks.
+#: Kafka's log.retention.check.interval.ms, and the delay of the first check after the
+#: start.
 CHECK_MS: Final = 300_000
 FIRST_CHECK_MS: Final = 30_000
 
 
 class SegmentFacts(NamedTuple):
-    """One segment. end_offset: the next one's base offset, or the log end. largest_timestamp: of its batches in ms, or
-    when the file was last written.
-    """
+    """The facts of one segment."""
 
     base_offset: int
+    #: Base offset of the next segment, or the log end.
     end_offset: int
     size_bytes: int
+    #: The largest timestamp of its batches in ms, or the time of the last write of the
+    #: file.
     largest_timestamp: int
 
 
 @attrs.frozen(kw_only=True)
 class PartitionFacts:
-    """The facts by which a policy decides. segments: all of them, the active one last. committed: consumer group -> the
-    offset it will read next in this partition, as far as the owner of the log knows.
-    """
+    """The facts of a partition that a policy uses."""
 
+    #: All segments, the active one last.
     segments: Sequence[SegmentFacts]
     log_start: int
     high_watermark: int
     now_ms: int
     config: LogConfig
+    #: Consumer group -> its next offset in this partition, if the owner of the log has
+    #: it.
     committed: Mapping[str, int] = attrs.Factory(dict)
 
     @property
     def deletable(self) -> int:
-        """How many of the first segments no rule forbids to delete."""
+        """The number of segments at the front that no rule protects."""
         count = 0
         for segment in self.segments:
             is_active = segment is self.segments[-1]
@@ -67,7 +74,10 @@ Policy = Callable[[PartitionFacts], int]
 
 
 def below_start(facts: PartitionFacts) -> int:
-    """Segments that lie wholly below the log start; this rule holds for compacted topics too."""
+    """Return how many segments are entirely below the log start.
+
+    This rule applies to compacted topics too.
+    """
     count = 0
     for segment in facts.segments[:-1]:
         if segment.end_offset > facts.log_start:
@@ -77,7 +87,7 @@ def below_start(facts: PartitionFacts) -> int:
 
 
 def above_size(facts: PartitionFacts) -> int:
-    """As many as must go so that retention.bytes are left at least."""
+    """Return how many segments to delete so that at least retention.bytes remain."""
     limit = facts.config.retention_bytes
     if limit < 0:
         return 0
@@ -92,7 +102,9 @@ def above_size(facts: PartitionFacts) -> int:
 
 
 def too_old(facts: PartitionFacts) -> int:
-    """The number of segments before the first with a record newer than retention.ms allows."""
+    """Return the number of segments before the first with a record newer than
+    retention.ms allows.
+    """
     limit = facts.config.retention_ms
     if limit < 0:
         return 0
@@ -105,15 +117,21 @@ def too_old(facts: PartitionFacts) -> int:
 
 
 def kafka_rules(facts: PartitionFacts) -> int:
-    """Storage format section 8: below the log start; and where the topic's policy has `delete`, by size and by time."""
+    """Return the number of segments to delete by Kafka's rules (storage format section
+    8).
+
+    These are the segments below the log start. If the topic's policy contains `delete`,
+    size and age count too.
+    """
     if "delete" not in facts.config.cleanup_policy:
         return below_start(facts)
     return max(below_start(facts), min(facts.deletable, max(above_size(facts), too_old(facts))))
 
 
 def hold_for(*groups: str, policy: Policy = kafka_rules) -> Policy:
-    """A policy that keeps what one of these consumer groups has yet to read. A group that has committed nothing holds
-    everything.
+    """Return a policy that keeps records which one of these groups has not read yet.
+
+    A group without commits keeps everything.
     """
 
     def held(facts: PartitionFacts) -> int:
@@ -131,14 +149,18 @@ def hold_for(*groups: str, policy: Policy = kafka_rules) -> Policy:
 
 
 def to_fit(partitions: Mapping[tuple[str, int], PartitionFacts], excess_bytes: int) -> dict[tuple[str, int], int]:
-    """How many segments of each partition go so that a directory loses excess_bytes: the oldest of all first.
+    """Return how many segments of each partition to delete to free `excess_bytes`.
 
-    Only of topics whose policy has `delete`, and never the active segment. Less goes where there is no more to go.
+    The oldest segments are chosen first. Only topics with `delete` in their policy are
+    considered, and never active segments. The result may free less if there are too few
+    segments.
     """
     queue = []
     for key, facts in partitions.items():
         if "delete" in facts.config.cleanup_policy:
-            newest = 0  # a segment goes only with those before it, so the newest of them gives its age
+            # A segment is deleted only together with the earlier ones, so the newest of
+            # them determines its age.
+            newest = 0
             for count, segment in enumerate(facts.segments[: min(facts.deletable, len(facts.segments) - 1)], 1):
                 newest = max(newest, segment.largest_timestamp)
                 queue.append((newest, key, count, segment.size_bytes))

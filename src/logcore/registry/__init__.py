@@ -1,4 +1,5 @@
-"""A small tree of named values that several processes share: who lives, who owns what, who leads.
+"""A small tree of named values that several processes share: membership, ownership and
+leadership.
 
     from logcore.registry import open_registry
 
@@ -6,7 +7,7 @@
         registry.create("/brokers/ids/1", b'{"host":"localhost"}', ephemeral=True)
         registry.children("/brokers/ids")
 
-docs/registry.md is the way in, protocol.py has the rules.
+docs/registry.md is the introduction; protocol.py has the rules.
 """
 
 from logcore.registry.files import FileRegistry, open_registry

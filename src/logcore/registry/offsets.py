@@ -1,15 +1,18 @@
-"""Committed offsets of groups as nodes of a registry, `/consumers/<group>/offsets/<topic>/<partition>`: decimal text.
+"""Committed offsets of groups as registry nodes: decimal text in
+`/consumers/<group>/offsets/<topic>/<partition>`.
 
-Consumers of the first Kafka kept them there. `__consumer_offsets` is their place now; consumer/offsetstores.py says
-what a consumer does while they move from one to the other.
+The first versions of Kafka stored offsets there. They are now in `__consumer_offsets`.
+consumer/offsetstores.py defines the behavior of a consumer during the migration.
 
 Rules:
-- A node is on disk when commit() returns. Several are written one after the other: a kill may leave some unwritten.
-- A partition named `<broker>-<partition>`, as in the oldest layout, is read and never written. Where two brokers name
-  one partition it is an error: their offsets do not belong to one log. Beside a node without a broker, the larger
-  counts.
+- When commit() returns, its nodes are durable. They are written one after the other, so
+  a kill may leave some unwritten.
+- A partition named `<broker>-<partition>`, as in the oldest layout, is read and never
+  written. Two brokers with the same partition are an error, because their offsets
+  belong to different logs. If there is also a node without a broker, the larger offset
+  is used.
 
-All functions take any registry, of files or ZooKeeper's.
+All functions accept any registry, on files or ZooKeeper.
 """
 
 from __future__ import annotations
@@ -27,7 +30,11 @@ _PARTITION: Final = re.compile(r"(?:(?P<broker>[0-9]+)-)?(?P<partition>[0-9]{1,1
 
 
 def committed(registry: Registry, group_id: str) -> dict[tuple[str, int], int]:
-    """(topic, partition) -> the offset that a group has committed. CorruptRegistryError for what is none."""
+    """Return (topic, partition) -> the committed offset of a group.
+
+    Raises:
+        CorruptRegistryError: a node is not a partition or its value is not an offset.
+    """
     found: dict[tuple[str, int], int] = {}
     above = f"{paths.group(group_id)}/offsets"
     for element in registry.children(above):
@@ -46,14 +53,15 @@ def committed(registry: Registry, group_id: str) -> dict[tuple[str, int], int]:
                     path=path,
                     found=f"brokers {brokers[partition]} and {broker}",
                 )
-            with contextlib.suppress(NodeNotFoundError):  # deleted meanwhile
+            # Deleted concurrently.
+            with contextlib.suppress(NodeNotFoundError):
                 offset = paths.unpack_number(registry.get(path).value, path)
                 found[topic, partition] = max(offset, found.get((topic, partition), 0))
     return found
 
 
 def commit(registry: Registry, group_id: str, offsets: Mapping[tuple[str, int], int]) -> None:
-    """Stores offsets of a group. Raises what the registry raises; some may be stored then."""
+    """Store offsets of a group. If the registry raises an error, some may be stored."""
     for (topic, partition), offset in sorted(offsets.items()):
         path = paths.offset(group_id, topic, partition)
         value = paths.pack_number(offset)
@@ -62,12 +70,16 @@ def commit(registry: Registry, group_id: str, offsets: Mapping[tuple[str, int], 
         except NodeNotFoundError:
             try:
                 registry.create(path, value)
-            except NodeExistsError:  # another was quicker
+            # Another process created it first.
+            except NodeExistsError:
                 registry.set(path, value)
 
 
 def rewind(registry: Registry, group_id: str, offsets: Mapping[tuple[str, int], int]) -> None:
-    """As commit(), also where an offset of the oldest layout is larger: its node goes."""
+    """Store offsets like commit(), even if an offset in the oldest layout is larger.
+
+    The node of the larger offset is deleted.
+    """
     commit(registry, group_id, offsets)
     for topic, partition in offsets:
         above = f"{paths.group(group_id)}/offsets/{paths.element(topic)}"
@@ -79,7 +91,7 @@ def rewind(registry: Registry, group_id: str, offsets: Mapping[tuple[str, int], 
 
 
 def forget(registry: Registry, group_id: str) -> None:
-    """Deletes all offsets of a group."""
+    """Delete all offsets of a group."""
     above = f"{paths.group(group_id)}/offsets"
     for element in registry.children(above):
         _forget_topic(registry, f"{above}/{element}")
@@ -87,7 +99,9 @@ def forget(registry: Registry, group_id: str) -> None:
 
 
 def forget_topics(registry: Registry, topics: Collection[str]) -> None:
-    """Deletes the offsets that any group has committed for topics: a new one of that name begins without them."""
+    """Delete the offsets of all groups for topics, so that new topics start without
+    them.
+    """
     elements = {paths.element(topic) for topic in topics}
     for group in registry.children(f"/{CONSUMERS}"):
         above = f"/{CONSUMERS}/{group}/offsets"

@@ -1,22 +1,28 @@
-"""The registry: a small tree of named values that several processes share, with sessions and watches.
+"""The registry: a small tree of named values that several processes share, with
+sessions and watches.
 
-    /brokers/ids/1        {"version":5,"host":...}     ephemeral: gone when the process that made it is gone
+    /brokers/ids/1        {"version":5,"host":...}     ephemeral: deleted with its
+    process
     /consumers/g/group    ...                          changed by compare-and-set
 
-It is where members of a group, brokers and a controller find each other. Two implementations keep the rules below, and
-one suite of tests (tests/registry/test_registry_conformance.py) runs against both: files.py and zookeeper.py.
+Members of a group, brokers and a controller find each other in it. There are two
+implementations of the rules below, files.py and zookeeper.py. One test suite
+(tests/registry/test_registry_conformance.py) runs against both.
 
 Rules:
-- A path is `/` and names. A name is text without `/` and NUL, at most 32,000 bytes in UTF-8. A value is bytes, at most
-  1 MiB less 1 KiB: ZooKeeper's limits.
-- Missing parents are made with the node. They are persistent and empty.
-- An ephemeral node belongs to the session that created it, has no children, and exists as long as the session lives.
+- A path is `/` and names. A name is text without `/` and NUL, at most 32,000 bytes in
+  UTF-8. A value is bytes, at most 1 MiB less 1 KiB: ZooKeeper's limits.
+- Missing parents are created with the node. They are persistent and empty.
+- An ephemeral node belongs to the session that created it, has no children, and exists
+  as long as the session lives.
 - Versions count from 0 in each life of a node. Each change adds one.
-- The writer of a change sees it at once. Others never see a part of it.
-- A session that was declared over (expired) writes nothing more: each attempt raises SessionExpiredError.
-- A watch reports at least once that something may have changed since it was made or last reported, never what.
+- The writer of a change sees it at once. Other processes never see part of a change.
+- After a session was declared expired, it writes nothing: each attempt raises
+  SessionExpiredError.
+- A watch reports at least once that something may have changed since its creation or
+  its last report. It does not report the change itself.
 
-This module touches no disk and no network.
+This module uses no disk and no network.
 """
 
 from __future__ import annotations
@@ -28,11 +34,12 @@ import attrs
 
 from logcore.errors import InvalidNodeError, NodeTooLargeError
 
-#: In the place of an expected version: whatever the version is.
+#: As an expected version: any version matches.
 ANY: Final = -1
 VALUE_LIMIT_BYTES: Final = (1 << 20) - 1024
 NAME_LIMIT_BYTES: Final = 32_000
-#: Groups lie below it, each in a domain of its own, so it is kept even when it is empty.
+#: The parent of the groups, each of which has its own domain. It is kept even when it
+#: is empty.
 CONSUMERS: Final = "consumers"
 
 SessionState = Literal["alive", "suspended", "expired"]
@@ -40,7 +47,9 @@ SessionState = Literal["alive", "suspended", "expired"]
 
 @attrs.frozen
 class Node:
-    """A node at one moment. session: the id of its owner, None for a persistent node."""
+    """A node at one moment. `session` is the id of its owner, None for a persistent
+    node.
+    """
 
     value: bytes
     version: int
@@ -48,7 +57,11 @@ class Node:
 
 
 class Session(Protocol):
-    """One life in the registry. suspended: it is not known whether it lives; stop acting as an owner, and wait."""
+    """One session in the registry.
+
+    "suspended" means that it is unknown whether the session is alive. Its process must
+    stop acting as an owner, and wait.
+    """
 
     @property
     def id(self) -> str: ...
@@ -57,16 +70,21 @@ class Session(Protocol):
 
 
 class Watch(Protocol):
-    """Armed when it is made, so look at the nodes behind that, and again behind each report."""
+    """A watch, armed on creation. Read the nodes after creating it and after each
+    report.
+    """
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Blocks until something may have changed, at most timeout seconds (None: no limit); whether it may have."""
+        """Block until something may have changed; return False after `timeout` seconds.
+
+        None means no limit.
+        """
         ...
 
     def fileno(self) -> int:
-        """A descriptor for event loops, readable when something happened: then call wait(0). -1 if there is none.
+        """Return a descriptor for event loops, or -1 if there is none.
 
-        It may be another one behind each wait().
+        When it is readable, call wait(0). It may change after each wait().
         """
         ...
 
@@ -74,53 +92,66 @@ class Watch(Protocol):
 
 
 class Registry(Protocol):
-    """See the rules at the top of this module. Every call may raise the errors named at its end, and besides:
-    InvalidNodeError, RegistryClosedError, RegistryLockedError or RegistryUnavailableError, StorageReadError; those that
-    write also SessionExpiredError, StorageWriteError, DiskFullError.
+    """The operations of a registry, see the rules at the top of this module.
+
+    Each method's docstring names its errors. Every method can also raise
+    InvalidNodeError, RegistryClosedError, RegistryLockedError, RegistryUnavailableError
+    and StorageReadError. Changes can also raise SessionExpiredError, StorageWriteError
+    and DiskFullError.
     """
 
     @property
     def session(self) -> Session: ...
 
     def create(self, path: str, value: bytes = b"", *, ephemeral: bool = False) -> int:
-        """Makes a node and returns its version, 0. NodeExistsError."""
+        """Create a node and return its version, 0. Raises NodeExistsError."""
         ...
 
     def get(self, path: str) -> Node:
-        """NodeNotFoundError."""
+        """Return a node. Raises NodeNotFoundError."""
         ...
 
     def set(self, path: str, value: bytes, *, version: int = ANY) -> int:
-        """Replaces the value and returns the new version. NodeNotFoundError, BadVersionError."""
+        """Replace the value and return the new version.
+
+        Raises NodeNotFoundError and BadVersionError.
+        """
         ...
 
     def delete(self, path: str, *, version: int = ANY) -> None:
-        """NodeNotFoundError, BadVersionError, NodeNotEmptyError."""
+        """Delete a node.
+
+        Raises NodeNotFoundError, BadVersionError and NodeNotEmptyError.
+        """
         ...
 
     def children(self, path: str) -> list[str]:
-        """Names, sorted; none for a missing node."""
+        """Return the sorted names of the children; an empty list for a missing node."""
         ...
 
     def update(self, path: str, change: Callable[[bytes | None], bytes | None]) -> Node | None:
-        """Replaces the value by what change(value) returns, with no other change in between; returns the node then.
+        """Replace the value by the result of change(value), atomically; return the
+        node.
 
-        change gets None where there is no node, and returns None to leave things alone. It must not use the registry.
-        It may run several times, so what else it does must do no harm when it is repeated.
+        If there is no node, `change` gets None. If `change` returns None, nothing is
+        changed. It must not use the registry. It may run several times, so its side
+        effects must be repeatable.
         """
         ...
 
     def watch(self, paths: Iterable[str], *, children: Iterable[str] = ()) -> Watch:
-        """paths: nodes whose value, creation or end counts; children: nodes whose children's names count."""
+        """Watch the value, creation and deletion of `paths`, and the names of
+        `children`.
+        """
         ...
 
     def close(self) -> None:
-        """Ends the session; its ephemeral nodes go."""
+        """End the session and delete its ephemeral nodes."""
         ...
 
 
 def split(path: str) -> tuple[str, ...]:
-    """The names of a path; () for the root. InvalidNodeError for what is no path."""
+    """Return the names of a path, () for the root, or raise InvalidNodeError."""
     if not isinstance(path, str) or not path.startswith("/"):
         raise InvalidNodeError("a path begins with '/'", found=repr(path)[:200])
     if path == "/":
@@ -139,7 +170,7 @@ def split(path: str) -> tuple[str, ...]:
 
 
 def node_names(path: str) -> tuple[str, ...]:
-    """As split(), for what is about to be read or changed: the root is no node."""
+    """Return the names of a node's path like split(); the root is not a node."""
     names = split(path)
     if not names:
         raise InvalidNodeError("the root has children and no value", path=path)

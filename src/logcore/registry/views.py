@@ -1,20 +1,23 @@
-"""The nodes of brokers, topics, a clock and a controller in a registry, and who writes them.
+"""Registry nodes of brokers, topics, a clock and a controller, and their writers.
 
 | nodes | written by | |
 |---|---|---|
 | `/cluster/id` | the first controller | claim_cluster() |
 | `/clock` | the first process since the machine was started | agree_on_clock() |
 | `/brokers/ids/<n>` | each broker | register_broker() |
-| `/brokers/topics/<t>`, its partitions' states, `/config/topics/<t>` | the controller | publishing() |
-| `/controller`, `/controller_epoch` | who becomes the controller | paths.elect() |
+| `/brokers/topics/<t>`, its partitions' states, `/config/topics/<t>` | the controller |
+publishing() |
+| `/controller`, `/controller_epoch` | the process elected as controller | paths.elect()
+|
 
 Rules:
-- Topics are a view: the log directory says which there are. What a kill or a power cut leaves of the view is mended by
-  the next controller, which compares all of it.
-- The node of a topic is deleted last, so that a deletion that was cut off is found again.
-- A node that is as it should be is not written.
+- Topics are a view of the log directory. After a kill or a power failure, the next
+  controller compares the whole view and repairs it.
+- The node of a topic is deleted last, so that an interrupted deletion is found again.
+- A node with the correct value is not written.
 
-Values and paths are in paths.py. All functions take any registry, of files or ZooKeeper's.
+paths.py defines values and paths. All functions accept any registry, on files or
+ZooKeeper.
 """
 
 from __future__ import annotations
@@ -31,18 +34,19 @@ from logcore.registry.protocol import Registry
 
 @attrs.frozen
 class TopicView:
-    """A topic as the registry shows it. replicas: broker ids of each partition, the leader first. leader_epochs: of
-    each partition. config: what was set for it.
-    """
+    """A topic as the registry represents it."""
 
     topic_id: str
+    #: The broker ids of each partition, the leader first.
     replicas: Mapping[int, Sequence[int]]
+    #: The leader epoch of each partition.
     leader_epochs: Mapping[int, int]
+    #: The settings of the topic itself.
     config: Mapping[str, str]
 
 
 def topic_nodes(name: str, view: TopicView, controller_epoch: int) -> dict[str, bytes]:
-    """Paths and values of all nodes of a topic, the topic first."""
+    """Return paths and values of all nodes of a topic, the topic first."""
     nodes = {paths.topic(name): paths.pack_topic(view.replicas, topic_id=view.topic_id)}
     for partition, brokers in sorted(view.replicas.items()):
         nodes[paths.partition_state(name, partition)] = paths.pack_partition_state(
@@ -56,10 +60,11 @@ def topic_nodes(name: str, view: TopicView, controller_epoch: int) -> dict[str, 
 
 
 def agree_on_clock(registry: Registry, boot: str, clock_ms: int) -> int:
-    """What to add to the steady clock for times that processes compare: the value of the first process of this boot.
+    """Return the number to add to the steady clock for times that processes compare.
 
-    Each process has read the wall clock at another time, and somebody may have set that in between. clock_ms: this
-    process's value. Raises what the registry raises.
+    This is the value of the first process since the boot. Each process read the wall
+    clock at another time, and the clock may have been set in between. `clock_ms` is
+    this process's value. Raises the errors of Registry.update().
     """
 
     def agree(value: bytes | None) -> bytes | None:
@@ -81,9 +86,14 @@ def register_broker(
     endpoints: Sequence[str] = (),
     timestamp_ms: int,
 ) -> None:
-    """Says where a broker is, as long as this session lives. endpoints: by default `PLAINTEXT://host:port`.
+    """Publish the address of a broker for the life of this session.
 
-    NodeExistsError when a living broker has the number; else as Registry.create().
+    `endpoints` defaults to `PLAINTEXT://host:port`.
+
+    Raises:
+        NodeExistsError: another running broker has this number.
+
+    Other errors are those of Registry.create().
     """
     told = endpoints or (f"PLAINTEXT://{host}:{port}",)
     path = paths.broker(node_id)
@@ -102,13 +112,18 @@ def register_broker(
 
 
 def claim_cluster(registry: Registry, cluster_id: str) -> None:
-    """Writes the cluster that the registry belongs to. InvalidConfigError when it belongs to another one already."""
+    """Write the cluster that the registry belongs to.
+
+    Raises:
+        InvalidConfigError: the registry belongs to another cluster.
+    """
     packed = paths.pack_cluster_id(cluster_id)
 
     def claim(value: bytes | None) -> bytes | None:
         if value is None:
             return packed
-        return None  # as it is
+        # Keep the present value.
+        return None
 
     node = registry.update(paths.CLUSTER_ID, claim)
     assert node is not None
@@ -125,9 +140,10 @@ def claim_cluster(registry: Registry, cluster_id: str) -> None:
 def publishing(
     registry: Registry, names: Collection[str], view_of: Callable[[str], TopicView], controller_epoch: int
 ) -> Iterator[str]:
-    """Makes the topics in a registry those of a directory: a topic with each step, whose name it gives.
+    """Make the topics in a registry equal to those of a directory, one topic per step.
 
-    names: of all topics. Raises what view_of() and the registry raise.
+    Each step yields the name of the topic. `names` contains all topics. Raises the
+    errors of view_of() and the registry.
     """
     known = {*registry.children(paths.TOPICS), *registry.children(paths.TOPIC_CONFIGS)}
     for element in sorted(known - {paths.element(name) for name in names}):
@@ -145,7 +161,8 @@ def _publish(registry: Registry, name: str, nodes: Mapping[str, bytes]) -> None:
     states = {path for path in nodes if path.endswith("/state")}
     for number in registry.children(f"{paths.topic(name)}/partitions"):
         partition = f"{paths.topic(name)}/partitions/{number}"
-        if f"{partition}/state" not in states:  # a topic that was deleted and made again with fewer
+        # The topic was deleted and created again with fewer partitions.
+        if f"{partition}/state" not in states:
             _delete(registry, f"{partition}/state", partition)
 
 

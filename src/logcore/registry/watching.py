@@ -1,12 +1,15 @@
-"""Watches of a registry of files: inotify on directories, and checks of the files if there is no inotify.
+"""Watches of a file registry: inotify on directories, or checks of the files without
+inotify.
 
 Rules:
-- Armed before the first look, and again before the next: a directory that came, went or was replaced is a report.
-- A report says that something may have changed; there are more reports than changes.
-- When a session's file is closed, its lock may still be held for a moment. So the report of it is repeated a few times.
+- A watch is armed before the first read and again before each later one. A directory
+  that was created, deleted or replaced is a report.
+- A report means that something may have changed; there are more reports than changes.
+- When a session's file is closed, its lock may still be held for a moment. Its report
+  is therefore repeated a few times.
 - Without inotify, the state of the nodes is compared every 20 ms.
 
-This module reads no node: it is given a function that does.
+This module does not read nodes: the caller passes a function that does.
 """
 
 from __future__ import annotations
@@ -19,16 +22,18 @@ from logcore.errors import RegistryClosedError
 from logcore.fs import SharedFS
 from logcore.watches import Watch
 
-#: A report that a session ended is repeated behind each of these times: the kernel frees its lock soon after the event.
+#: A report of an ended session is repeated after these times, because the kernel
+#: releases its lock shortly after the event.
 _ECHOES_MS: Final = (1, 3, 7, 15, 31, 63, 127)
 _LOOK_SECONDS: Final = 0.02
 
 
 class FileWatch:
-    """See protocol.Watch. Used by one thread at a time.
+    """A protocol.Watch on files. Used by one thread at a time.
 
-    directories: whose files are watched, there or not. sessions: the directory of sessions. state: returns what is
-    compared where there is no inotify.
+    The files in `directories` are watched, even if a directory does not exist.
+    `sessions` is the directory of sessions. `state` returns a value to compare without
+    inotify.
     """
 
     def __init__(
@@ -41,7 +46,8 @@ class FileWatch:
         self._state = state
         self._armed: dict[str, tuple[int, int]] = {}
         self._watch: Watch | None = None
-        self._echoes: list[int] = []  # times at which to report again
+        # Times of repeated reports.
+        self._echoes: list[int] = []
         self._arm()
         self._seen = state()
 
@@ -70,7 +76,7 @@ class FileWatch:
                 return False
 
     def _pause(self, deadline: int | None) -> float | None:
-        """How long to wait for the next event, seconds."""
+        """Return how many seconds to wait for the next event."""
         ends = [end for end in (deadline, *self._echoes[:1]) if end is not None]
         if ends:
             return max(0, min(ends) - self._fs.monotonic_ms()) / 1000
@@ -85,7 +91,7 @@ class FileWatch:
     def _happened(self, pause: float | None) -> bool:
         if self._watch is None:
             raise RegistryClosedError("the watch was closed", path=self._root)
-        # The operating system reports no events: compare the nodes now and then.
+        # The operating system reports no events, so compare the nodes at intervals.
         if self._watch.fileno() < 0:
             seconds = _LOOK_SECONDS
             if pause is not None:
@@ -96,7 +102,8 @@ class FileWatch:
             return self._seen != before
         happened = self._watch.wait(pause)
         if self._watch.saw_removal:
-            self._armed = {}  # a new directory may have the number of the old one
+            # A new directory may have the inode number of the old one.
+            self._armed = {}
         if self._watch.saw_close:
             self._watch.saw_close = False
             now = self._fs.monotonic_ms()
@@ -104,7 +111,7 @@ class FileWatch:
         return happened
 
     def _arm(self) -> bool:
-        """Watches the directories that exist now; returns whether they are others than before."""
+        """Watch the directories that exist now; return whether they have changed."""
         places: dict[str, tuple[int, int]] = {}
         for wanted in (*self._directories, self._sessions):
             directory = wanted
@@ -122,7 +129,8 @@ class FileWatch:
         try:
             ordinary = [place for place in places if place != self._sessions]
             self._watch = self._fs.watch(*ordinary, closing=[self._sessions])
-        except FileNotFoundError:  # gone again: the next look arms what is left
+        # Deleted again; the next call watches the remaining ones.
+        except FileNotFoundError:
             places = {}
             self._watch = self._fs.watch(self._root, closing=[self._sessions])
         self._armed = places

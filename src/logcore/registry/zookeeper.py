@@ -1,16 +1,21 @@
-"""The registry on a ZooKeeper server, through kazoo (extra `zookeeper`): for processes on several machines.
+"""The registry on a ZooKeeper server, through kazoo (extra `zookeeper`), for processes
+on several machines.
 
     with connect("zoo1:2181,zoo2:2181/logcore") as registry: ...
 
 Rules:
-- Names that ZooKeeper refuses are percent-encoded, and so is `%`; Kafka's own names stay as they are.
-- The session ends when the server has not heard of this process for the session's timeout. While the connection is
-  lost, the state is "suspended". When the server declared the session over, it stays "expired", and the client is
-  stopped before it can write in a session that kazoo would begin.
-- A call that loses its connection raises RegistryUnavailableError; what it asked for may have happened.
+- Names that ZooKeeper refuses are percent-encoded, and so is `%`. Kafka's own names are
+  not changed.
+- The session ends if the server receives nothing from this process during the session's
+  timeout. While the connection is lost, the state is "suspended". When the server has
+  ended the session, the state becomes "expired" permanently. The client is then stopped
+  before it can write in a new session of kazoo.
+- A call that loses its connection raises RegistryUnavailableError; its change may have
+  been made.
 - Watches of ZooKeeper report once. They are armed again before wait() returns.
 
-kazoo runs threads of its own, which keep the session alive. This module starts none and retries nothing but update().
+kazoo runs its own threads, which keep the session alive. This module starts no threads
+and retries only update().
 """
 
 from __future__ import annotations
@@ -36,15 +41,19 @@ from logcore.errors import (
 )
 from logcore.registry.protocol import ANY, Node, SessionState, check_deletable, check_value, node_names, split
 
-#: The server's own node below the root.
+#: The server's own node at the root.
 _SERVERS_NODE: Final = "zookeeper"
 _RETRY_SECONDS: Final = 0.1
 
 
 def connect(hosts: str, *, session_timeout_ms: int = 10_000, connect_timeout_ms: int = 10_000) -> ZooKeeperRegistry:
-    """A registry on ZooKeeper; `with` closes it. hosts: `host:port,...`, with `/path` behind it to stay below a node.
+    """Return a registry on ZooKeeper; `with` closes it.
 
-    RegistryUnavailableError if no server answers within connect_timeout_ms. MissingDependencyError without kazoo.
+    `hosts` is `host:port,...`. A `/path` after it restricts the registry to a node.
+
+    Raises:
+        RegistryUnavailableError: no server answered within connect_timeout_ms.
+        MissingDependencyError: kazoo is not installed.
     """
     try:
         from kazoo.client import KazooClient
@@ -72,12 +81,14 @@ def connect(hosts: str, *, session_timeout_ms: int = 10_000, connect_timeout_ms:
 
 
 def _refused(sign: str) -> bool:
-    """Whether ZooKeeper refuses names with a sign, or it stands for one that it does."""
+    """Return whether ZooKeeper refuses this character in names, or it is the escape
+    `%`.
+    """
     return sign == "%" or sign < " " or "\x7f" <= sign <= "\x9f" or "\ud800" <= sign <= "\uf8ff" or sign >= "\ufff0"
 
 
 def _encoded(names: tuple[str, ...]) -> str:
-    """The path of a node on the server."""
+    """Return the path of a node on the server."""
     parts = []
     for depth, name in enumerate(names):
         signs: list[str] = []
@@ -98,8 +109,8 @@ def _encoded(names: tuple[str, ...]) -> str:
 class _Connection:
     """The client and its session.
 
-    session_id: the server's, 16 hex digits; "" before begin(). state is written by kazoo's thread, and never leaves
-    "expired".
+    `session_id` is the server's, 16 hex digits; "" before begin(). kazoo's thread
+    writes `state`, which never changes again after "expired".
     """
 
     def __init__(self, client: Any) -> None:
@@ -107,7 +118,8 @@ class _Connection:
         self.state: SessionState = "alive"
         self.session_id = ""
         self.is_closed = False
-        self._stopping = threading.Lock()  # held while the client is stopped: it cannot be closed before
+        # Held while the client is being stopped: it cannot be closed before.
+        self._stopping = threading.Lock()
         client.add_listener(self._listen)
 
     def begin(self) -> None:
@@ -121,7 +133,7 @@ class _Connection:
             self.state = "suspended"
         elif state == "LOST" and self.session_id:
             self.state = "expired"
-            # kazoo would begin another session and send what is waiting in it.
+            # kazoo would start another session and send pending requests in it.
             self.client.handler.spawn(self._stop)
         elif state == "CONNECTED":
             self.state = "alive"
@@ -142,7 +154,7 @@ class _Connection:
 
     @contextlib.contextmanager
     def errors(self, path: str, *, is_writing: bool = False) -> Generator[None]:
-        """Errors of kazoo become those of the library."""
+        """Convert errors of kazoo to errors of the library."""
         from kazoo import exceptions
         from kazoo.handlers.threading import KazooTimeoutError
 
@@ -170,7 +182,7 @@ class _Connection:
 
 
 class ZooKeeperSession:
-    """The session of a ZooKeeperRegistry. id: the server's, 16 hex digits."""
+    """The session of a ZooKeeperRegistry. `id` is the server's, 16 hex digits."""
 
     def __init__(self, connection: _Connection) -> None:
         self._connection = connection
@@ -185,7 +197,7 @@ class ZooKeeperSession:
 
 
 class ZooKeeperRegistry:
-    """See protocol.Registry. Made by connect(); may be used by several threads."""
+    """A protocol.Registry on ZooKeeper, created by connect(). Any thread may use it."""
 
     def __init__(self, connection: _Connection) -> None:
         self._connection = connection
@@ -261,7 +273,8 @@ class ZooKeeperRegistry:
                     return Node(bytes(value), self.create(path, value))
                 return Node(bytes(value), self.set(path, value, version=before.version), before.session)
             except (NodeExistsError, NodeNotFoundError, BadVersionError):
-                continue  # another process came first
+                # Another process changed the node first.
+                continue
 
     def watch(self, paths: Iterable[str], *, children: Iterable[str] = ()) -> ZooKeeperWatch:
         wanted = [(_encoded(node_names(path)), False) for path in paths]
@@ -270,7 +283,7 @@ class ZooKeeperRegistry:
         return ZooKeeperWatch(self._connection, wanted)
 
     def close(self) -> None:
-        """Ends the session; the server deletes its nodes. A second call does nothing."""
+        """End the session; the server deletes its nodes. A second call does nothing."""
         self._connection.close()
 
 
@@ -279,13 +292,17 @@ def _session_text(number: int) -> str:
 
 
 class ZooKeeperWatch:
-    """See protocol.Watch. Used by one thread at a time; kazoo's threads set _happened and put into _fired."""
+    """A protocol.Watch on ZooKeeper, used by one thread at a time.
+
+    kazoo's threads set _happened and append to _fired.
+    """
 
     def __init__(self, connection: _Connection, wanted: list[tuple[str, bool]]) -> None:
         self._connection = connection
         self._happened = threading.Event()
         self._mutex = threading.Lock()
-        self._fired = list(wanted)  # to be armed again; under _mutex
+        # To be armed again; under _mutex.
+        self._fired = list(wanted)
         self._is_closed = False
         self._arm()
 
@@ -300,7 +317,8 @@ class ZooKeeperWatch:
         if self._is_closed:
             raise RegistryClosedError("the watch was closed")
         if not self._arm():
-            # Without a connection nothing is known: let the caller look, not too often.
+            # Without a connection the state is unknown: let the caller check, but not
+            # too frequently.
             seconds = _RETRY_SECONDS
             if timeout is not None:
                 seconds = min(timeout, _RETRY_SECONDS)
@@ -313,7 +331,7 @@ class ZooKeeperWatch:
         return True
 
     def _arm(self) -> bool:
-        """Arms what has reported; whether all is armed."""
+        """Arm watches that have reported; return whether all are armed."""
         with self._mutex:
             fired = self._fired
             self._fired = []

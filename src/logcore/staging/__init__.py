@@ -1,23 +1,28 @@
-"""Writes of many tasks that appear at once or never: segments staged beside the log, published by one manifest.
+"""Writes of many tasks that become visible at once or never: segments staged beside the
+log, published by one manifest.
 
-    data/orders-0/...                                       the log directory, as Kafka and all readers see it
+    data/orders-0/...                 the log directory, as Kafka and all readers see it
     data.staging/<txid>/<topic>-<partition>.<task>.<attempt>.<n>.{log,index,timeindex}
-    data.staging/<app>@<version>.json                       a manifest: ready, nothing in it says where records will lie
-    data.staging/<app>@<version>.claim                      the same while a writer turns it into
-    data.staging/<app>@<version>.assigned                   a manifest with offsets, carried out whatever happens
-    data.staging/<app>.state                                the last version of an application that is done
-    data.staging/<app>@<version>.refused                    why a manifest was not carried out
-    data.staging/<app>@<version>.damaged                    an assigned manifest that rotted, kept for a person to see
-    data.staging/logcore.garbage                            what was old when publish() last looked, and since when
+    data.staging/<app>@<version>.json      a manifest: ready, without offsets
+    data.staging/<app>@<version>.claim     the same while a writer assigns offsets
+    data.staging/<app>@<version>.assigned  a manifest with offsets, always carried out
+    data.staging/<app>.state               the last completed version of an application
+    data.staging/<app>@<version>.refused   the reason why a manifest was refused
+    data.staging/<app>@<version>.damaged   a damaged assigned manifest, kept for a
+    person
+    data.staging/logcore.garbage           old files found by publish(), with the time
 
-The road of a write: tasks stage segments whose offsets begin at 0, under names no other attempt has, and sync them.
-The driver publishes a manifest: from this moment on all of it will be in the log. A writer of the directory claims it,
-gives out offsets from the ends of the logs, writes them down, and only then stamps them into the batch heads, outside
-the CRC, and moves the files in place. A crash before "assigned" leaves a manifest that a later writer claims; after it,
-roll_forward() ends the work before any log is listed.
+Steps of a write: tasks stage segments whose offsets begin at 0, under names unique to
+the attempt, and sync them. The driver publishes a manifest, which decides that the
+whole write will be in the log. A writer of the directory claims it and assigns offsets
+from the ends of the logs. It stores these offsets, then stamps them into the batch
+heads, outside the CRC, and moves the files in place. After a crash before "assigned", a
+later writer claims the manifest again. After a later crash, roll_forward() completes
+the work before any log is listed.
 
-A staged segment differs from a real one in its name and in the base offsets and leader epochs of its heads.
+A staged segment differs from a real one in its name, and in the base offsets and leader
+epochs of its heads.
 
-manifest.py knows the files, writing.py does a task's part, publishing.py its driver's, applying.py that of the holder
-of the directory.
+manifest.py defines the files. writing.py is the task's part, publishing.py the
+driver's, and applying.py the part of the owner of the directory.
 """

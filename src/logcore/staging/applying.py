@@ -1,13 +1,18 @@
-"""The part of the directory's owner: carries out the manifests that are ready, and ends what a crash left half done.
+"""The owner's part: carries out manifests that are ready, and completes writes that a
+crash interrupted.
 
 Rules:
-- Every step may be done twice: offsets are absolute, a moved file does not exist any more where it was, and the segment
-  to append to is first cut back to the position in the manifest.
-- Readers see a write in all partitions at once, when the state file of its application names its version: until then
-  the assigned manifest limits them (partition/stagedlimit.py).
-- A version at or below an application's state is done: its manifest and its files are removed, and that is success.
+- Every step can be repeated: offsets are absolute, a moved file no longer exists at its
+  source, and before appending, the segment is truncated to the position in the
+  manifest.
+- Readers see a write in all partitions at once, when its application's state file
+  contains its version. Until then the assigned manifest limits them
+  (partition/stagedlimit.py).
+- A version at or below the application's state is done. Its manifest and files are
+  removed, and this is success.
 
-This module works on files and on logs that are handed to it. It takes no lock of a directory, and starts nothing.
+This module works on files, and on logs passed by the caller. It takes no directory lock
+and starts no thread.
 """
 
 from __future__ import annotations
@@ -54,27 +59,28 @@ from logcore.staging.manifest import (
     write_state,
 )
 
-_STAMP: Final = struct.Struct(">qii")  # base offset, batch length, leader epoch: what precedes the magic
+# Base offset, batch length, leader epoch: the fields before the magic.
+_STAMP: Final = struct.Struct(">qii")
 _WALK_BATCHES: Final = 1 << 16
-#: Pieces of a partition up to this size are copied behind the active segment. Larger ones are moved in place, because a
-#: copy would cost more than a file of their own.
+#: Staged data of a partition up to this size is appended to the active segment. Larger
+#: files are moved in place, because a copy would cost more than a separate file.
 _COPY_BYTES: Final = 16 << 20
-#: Carried pieces that do not go into the active segment are joined to segments of about this size.
+#: Carried pieces that do not fit into the active segment are joined to segments of
+#: about this size.
 _UNIT_BYTES: Final = 64 << 20
 
 
 class Target(Protocol):
-    """A log whose appends wait, and whose records are all on disk.
-
-    end: its log end offset. segment, size_bytes: base offset and size of its active segment. segment_bytes: how large
-    that may become. has_room: whether so many bytes up to an offset and a timestamp fit into it.
-    """
+    """A log whose appends are blocked and whose records are all durable."""
 
     path: str
+    #: The log end offset.
     end: int
     leader_epoch: int
+    #: Base offset and size of the active segment.
     segment: int
     size_bytes: int
+    #: Maximum size of the active segment.
     segment_bytes: int
 
     def has_room(self, size: int, max_timestamp: int, last_offset: int) -> bool: ...
@@ -85,7 +91,7 @@ class Target(Protocol):
 
 
 class TargetDirectory(Protocol):
-    """The methods of a log directory that apply_ready() uses; logdir.LogDir has them."""
+    """The methods of logdir.LogDir that apply_ready() uses."""
 
     @property
     def path(self) -> str: ...
@@ -96,16 +102,19 @@ class TargetDirectory(Protocol):
 
 
 def apply_ready(fs: FS, directory: TargetDirectory, *, most: int | None = None) -> int:
-    """Carries out the manifests that are ready, at most so many; returns how many are done.
+    """Carry out manifests that are ready, at most `most`; return the number of those
+    done.
 
-    For the holder of the directory. One whose files are not what it says is refused; one whose logs cannot be written
-    stays for later, and the first such error is raised when the others have had their turn.
+    The caller owns the directory. A manifest whose files do not match it is refused. If
+    its logs cannot be written, a manifest waits for a later call. The first such error
+    is raised after the other manifests were processed.
     """
     path = staging_path(directory.path)
     done = 0
     failure: LogcoreError | None = None
-    # Applications with an earlier version that is not done. Later versions wait: the state file holds only the last
-    # version, so a later one would make the earlier one count as done.
+    # Applications with an earlier unfinished version. Later versions wait: the state
+    # file contains only the last version, so a later one would mark the earlier one as
+    # done.
     waiting = _with_unfinished(fs, directory, path)
     for name in names_in(fs, path, READY):
         if done == most:
@@ -127,7 +136,8 @@ def apply_ready(fs: FS, directory: TargetDirectory, *, most: int | None = None) 
                 done += _apply(fs, directory, path, manifest)
         except LogcoreError as error:
             failure = failure or error
-            if fs.exists(os.path.join(path, name)):  # neither done nor refused
+            # Neither done nor refused.
+            if fs.exists(os.path.join(path, name)):
                 waiting.add(application)
     if failure is not None:
         raise failure
@@ -135,13 +145,15 @@ def apply_ready(fs: FS, directory: TargetDirectory, *, most: int | None = None) 
 
 
 def _with_unfinished(fs: FS, directory: TargetDirectory, path: str) -> set[str]:
-    """Applications with a version that has offsets and is not done, because an earlier attempt to place it failed.
+    """Return applications with a version that has offsets but could not be placed.
 
-    Opens the logs of such a version: opening a log that was closed rolls the version forward. A log that failed and was
-    not closed stays failed, and its version stays unfinished.
+    Opens the logs of such a version: opening a closed log rolls the version forward. A
+    log that failed and was not closed remains failed, and its version remains
+    unfinished.
     """
     for name in names_in(fs, path, ASSIGNED):
-        with contextlib.suppress(LogcoreError):  # the failure was reported when the version could not be placed
+        # The failure was reported when the version could not be placed.
+        with contextlib.suppress(LogcoreError):
             manifest = read_manifest(fs, path, name)
             if manifest is not None:
                 for key in manifest.partitions():
@@ -150,20 +162,26 @@ def _with_unfinished(fs: FS, directory: TargetDirectory, path: str) -> set[str]:
 
 
 def roll_forward(fs: FS, directory: str) -> dict[str, LogcoreError]:
-    """Ends what a crash left between giving out offsets and having all files in place.
+    """Complete writes that a crash interrupted after offsets were assigned.
 
-    For the process that has just taken the lock of the directory, before any log of it is open. Returns the names of
-    partition directories that must not be written, each with the reason: offsets in them are given out for records that
-    could not be put in place. A manifest that is damaged is set aside as `.damaged`: where its records went is not
-    known, so no partition waits for it, and those who ask for its outcome are told. Raises LogcoreError when the
-    staging directory itself cannot be read.
+    The caller has just acquired the directory's lock and has not opened any log.
+
+    Returns the names of partition directories that must not be written, with the
+    errors: their assigned offsets belong to records that could not be placed.
+
+    A damaged manifest is renamed to `.damaged`. The destination of its records is
+    unknown, so no partition is blocked for it. Requests for its outcome raise an error.
+
+    Raises:
+        LogcoreError: the staging directory itself cannot be read.
     """
     path = staging_path(directory)
     blocked: dict[str, LogcoreError] = {}
     names = set(names_in(fs, path, ""))
-    # A name that is visible may not be durable: the process that made it may have been killed, or its sync may have
-    # failed. Without this sync, a power cut after the records are placed could bring back the unclaimed manifest, and
-    # the records would be placed twice.
+    # A visible name may not be durable: the process that created it may have been
+    # killed, or its sync may have failed. Without this sync, a power failure after the
+    # records are placed could restore the unclaimed manifest, and the records would be
+    # placed twice.
     if any(name.endswith((CLAIM, ASSIGNED)) for name in names):
         fs.sync_dir(path)
     for name in sorted(names):
@@ -188,7 +206,8 @@ def roll_forward(fs: FS, directory: str) -> dict[str, LogcoreError]:
         try:
             try:
                 is_done = _is_done(fs, path, manifest)
-            except CorruptLogError:  # _finish() writes it again, and this version came after all others
+            # _finish() writes the state again, and this version is the newest.
+            except CorruptLogError:
                 is_done = False
             if not is_done:
                 _finish(fs, directory, path, manifest)
@@ -200,12 +219,15 @@ def roll_forward(fs: FS, directory: str) -> dict[str, LogcoreError]:
 
 
 def drop_topics(fs: FS, directory: str, topics: Collection[str]) -> None:
-    """Removes topics that are being deleted from writes that are half in place, so that these end without them."""
+    """Remove topics under deletion from partially placed writes, so that these can
+    complete.
+    """
     path = staging_path(directory)
     for name in names_in(fs, path, ASSIGNED):
         try:
             manifest = read_manifest(fs, path, name)
-        except CorruptLogError:  # the next opening sets it aside
+        # The next opening renames it to `.damaged`.
+        except CorruptLogError:
             continue
         if manifest is None or not any(file.topic in topics for file in manifest.files):
             continue
@@ -219,13 +241,17 @@ def drop_topics(fs: FS, directory: str, topics: Collection[str]) -> None:
 
 
 def damaged(fs: FS, directory: str) -> list[str]:
-    """Paths of manifests that were set aside, see roll_forward()."""
+    """Return the paths of damaged manifests, see roll_forward()."""
     path = staging_path(directory)
     return [os.path.join(path, name) for name in names_in(fs, path, DAMAGED)]
 
 
 def choose_place(target: Target, files: Sequence[StagedFile]) -> Place:
-    """Small pieces go into the active segment, so that many small writes do not make many small segments."""
+    """Return the destination of staged files.
+
+    Small files go into the active segment, so that many small writes do not create many
+    small segments.
+    """
     size = sum(file.size_bytes for file in files)
     count = sum(file.count for file in files)
     newest = max(file.max_timestamp for file in files)
@@ -253,16 +279,18 @@ def _apply(fs: FS, directory: TargetDirectory, path: str, manifest: Manifest) ->
         raise
     writers: dict[tuple[str, int], Writer] = {key: directory.partition(*key).writer for key in manifest.partitions()}
     with contextlib.ExitStack() as stack:
-        # Appends to all partitions wait from here on, so that the offsets given out now stay free.
+        # From here on appends to all partitions are blocked, so that the assigned
+        # offsets remain free.
         targets = {key: stack.enter_context(adopting(writer)) for key, writer in writers.items()}
         places = {key: choose_place(targets[key], files) for key, files in manifest.partitions().items()}
         assigned = attrs.evolve(manifest, places=places)
-        # If new segments follow, the active one is ended as by a roll.
+        # If new segments follow, the active segment is sealed as in a roll.
         for key, place in places.items():
             if place.segment is None:
                 targets[key].seal()
         try:
-            # Behind this the write is decided: a crash is followed by roll_forward().
+            # After this the write is committed: roll_forward() completes it after a
+            # crash.
             if not _claim(fs, path, assigned):
                 return 0
             placed = _place_all(fs, directory.path, path, assigned)
@@ -277,7 +305,8 @@ def _apply(fs: FS, directory: TargetDirectory, path: str, manifest: Manifest) ->
             write_state(fs, path, assigned)
         except BaseException as error:
             if fs.exists(os.path.join(path, manifest_name(manifest.app_id, manifest.version, ASSIGNED))):
-                # These offsets are given out, and memory may not know it: no append may take them.
+                # These offsets are assigned, and the state in memory may not include
+                # them. No append may use them.
                 for target in targets.values():
                     target.fail(error)
             raise
@@ -303,7 +332,7 @@ def _check_staged(fs: FS, path: str, manifest: Manifest) -> None:
 
 
 def _check_piece(view: memoryview, file: StagedFile, path: str) -> None:
-    """Raises CorruptLogError when the bytes of a file are not those that its task wrote."""
+    """Raise CorruptLogError if the bytes of a file are not those that its task wrote."""
     start = file.position or 0
     if file.position is None:
         end = len(view)
@@ -321,8 +350,10 @@ def _check_piece(view: memoryview, file: StagedFile, path: str) -> None:
 
 
 def units(files: Sequence[StagedFile]) -> list[list[StagedFile]]:
-    """The files of one partition, grouped by the segments that they become: each staged segment alone, consecutive
-    carried pieces together up to a size. The result depends on the manifest alone, because a redo relies on it.
+    """Group the files of one partition by the segments that they become.
+
+    Each staged segment is a unit. Consecutive carried pieces are joined up to a size.
+    The result depends on the manifest only, because a repeated run relies on it.
     """
     found: list[list[StagedFile]] = []
     size = 0
@@ -355,8 +386,9 @@ def _refuse(fs: FS, path: str, manifest: Manifest, reason: str) -> None:
 
 
 def _claim(fs: FS, path: str, assigned: Manifest) -> bool:
-    """From ready to assigned; False when it was withdrawn meanwhile. On an error it is ready again, unless there is a
-    manifest that is assigned.
+    """Change a manifest from ready to assigned; return False if it was withdrawn.
+
+    On an error the manifest becomes ready again, unless the assigned file exists.
     """
     ready, claim, final = (
         manifest_name(assigned.app_id, assigned.version, suffix) for suffix in (READY, CLAIM, ASSIGNED)
@@ -370,13 +402,15 @@ def _claim(fs: FS, path: str, assigned: Manifest) -> bool:
     except CorruptLogError:
         fs.rename(os.path.join(path, claim), os.path.join(path, ready))
         raise
-    if claimed is None or claimed.txid != assigned.txid:  # withdrawn, and another of that name published meanwhile
+    # It was withdrawn, and another manifest with that name was published.
+    if claimed is None or claimed.txid != assigned.txid:
         fs.rename(os.path.join(path, claim), os.path.join(path, ready))
         return False
     try:
         checkpoint.write(fs, path, final, assigned.pack())
     except BaseException:
-        if not fs.exists(os.path.join(path, final)):  # else the sync of its name failed, and it may or may not last
+        # Otherwise the sync of its name failed, and the file may or may not survive.
+        if not fs.exists(os.path.join(path, final)):
             fs.rename(os.path.join(path, claim), os.path.join(path, ready))
         raise
     fs.unlink(os.path.join(path, claim))
@@ -390,7 +424,8 @@ def _finish(fs: FS, directory: str, path: str, assigned: Manifest) -> None:
         check_directory(fs, target)
         _check_undisturbed(fs, path, target, files, assigned.places[topic, partition])
     _place_all(fs, directory, path, assigned)
-    # This file limits readers elsewhere, like the assigned manifest: they see the records once both let them.
+    # Like the assigned manifest, this file limits readers in other processes. They see
+    # the records once both permit it.
     for (topic, partition), files in assigned.partitions().items():
         name = os.path.join(directory, partition_name(topic, partition), checkpoint.DURABLE_END)
         end = assigned.places[topic, partition].base + sum(file.count for file in files)
@@ -401,27 +436,33 @@ def _finish(fs: FS, directory: str, path: str, assigned: Manifest) -> None:
 
 
 def _check_undisturbed(fs: FS, path: str, target: str, files: Sequence[StagedFile], place: Place) -> None:
-    """No other program may have appended since the offsets were given out, such as a Kafka started after the crash."""
+    """Raise CorruptLogError if another program appended after offsets were assigned.
+
+    An example is a Kafka broker that was started after the crash.
+    """
     made = units(files)
     ends = list(itertools.accumulate((sum(file.count for file in unit) for unit in made), initial=0))
     ours = {place.base + before for before in ends}
     bases = list_bases(fs, target)
-    foreign: list[str] = []  # paths of segments with records that are not ours
+    # Paths of segments with records of another program.
+    foreign: list[str] = []
     for base in bases:
         name = os.path.join(target, file_name(base, LOG))
         if place.segment is not None:
-            # Ours go into the active segment; another program has begun a later one.
+            # Staged records go into the active segment, and another program has begun a
+            # later one.
             is_foreign = base > place.segment
         elif base >= place.base:
             is_foreign = base not in ours and fs.file_size(name) > 0
         else:
-            # The segment before ours may have been appended to.
+            # Another program may have appended to the segment before the staged ones.
             last_before = max(one for one in bases if one < place.base)
             is_foreign = base == last_before and _end_of(fs, target, base) > place.base
         if is_foreign:
             foreign.append(name)
     if place.segment is None:
-        # One of ours that is in place and not the last must be as it was staged: else its offsets go on into the next.
+        # A placed segment that is not the last must be as it was staged. Otherwise its
+        # offsets would continue into the next.
         names = [os.path.join(target, file_name(place.base + before, LOG)) for before in ends]
         sizes = [sum(file.size_bytes for file in unit) for unit in made]
         waiting = [_is_waiting(fs, path, unit, name) for unit, name in zip(made, names, strict=False)]
@@ -436,7 +477,10 @@ def _check_undisturbed(fs: FS, path: str, target: str, files: Sequence[StagedFil
 
 
 def _is_waiting(fs: FS, path: str, unit: Sequence[StagedFile], final: str) -> bool:
-    """Whether a unit is not in its place yet. The file of carried pieces stays until all are."""
+    """Return whether a unit is not in place yet.
+
+    The file of carried pieces remains until all of them are.
+    """
     if unit[0].position is None:
         return fs.exists(os.path.join(path, unit[0].name + LOG))
     return not fs.exists(final) or fs.file_size(final) < sum(file.size_bytes for file in unit)
@@ -448,7 +492,10 @@ def _end_of(fs: FS, target: str, base: int) -> int:
 
 
 def _place_all(fs: FS, directory: str, path: str, assigned: Manifest) -> dict[tuple[str, int], list[int]]:
-    """Moves or appends all staged files; (topic, partition) -> base offsets of the segments that are new."""
+    """Move or append all staged files.
+
+    Returns (topic, partition) -> base offsets of the new segments.
+    """
     assert assigned.places is not None
     placed = {}
     for (topic, partition), files in assigned.partitions().items():
@@ -466,7 +513,7 @@ def _place_all(fs: FS, directory: str, path: str, assigned: Manifest) -> dict[tu
 
 
 def _make_segments(fs: FS, path: str, target: str, files: Sequence[StagedFile], place: Place) -> list[int]:
-    """Puts files behind the log's end as segments of their own; their base offsets."""
+    """Place files after the log's end as separate segments; return their base offsets."""
     bases = []
     base = place.base
     for unit in units(files):
@@ -496,7 +543,11 @@ def _move(fs: FS, path: str, target: str, file: StagedFile, base: int, leader_ep
 
 
 def _append(fs: FS, path: str, final: str, files: Sequence[StagedFile], place: Place) -> None:
-    """Writes files, with the offsets from place.base on, at a position of a segment: its size when that was chosen."""
+    """Write files into a segment at the assigned position, with offsets from place.base
+    on.
+
+    The position was the size of the segment when it was chosen.
+    """
     assert place.position is not None
     position = place.position
     base = place.base
@@ -515,25 +566,27 @@ def _append(fs: FS, path: str, final: str, files: Sequence[StagedFile], place: P
         if size > position:
             found = fs.pread(handle, size - position, position)
             if not found.startswith(ours):
-                # It must be what a crash left of ours, whole or torn, and no other program's batch.
+                # These bytes must be staged records, complete or torn by a crash, and
+                # not another program's batch.
                 _, end, _ = kernel.walk(found, 0, len(found), layout.INT32_MAX, True)
                 if found[:end] != ours[:end]:
                     raise CorruptLogError(
                         "another program appended where staged records belong", path=final, position=position
                     )
                 fs.truncate(handle, position)
-        # Written even if the bytes are there: after a failed sync they may be in the page cache only, and the system
-        # calls those pages clean, so that another sync would succeed without writing them.
+        # Written even if the bytes are there. After a failed sync they may be only in
+        # the page cache, in pages marked clean, so that another sync would succeed
+        # without writing them.
         fs.pwrite(handle, ours, position)
         fs.fsync(handle)
 
 
 def _stamp(fs: FS, name: str, file: StagedFile, base: int, leader_epoch: int) -> None:
-    """Writes the real offsets into the batch heads of a staged segment, durably.
+    """Write the real offsets into the batch heads of a staged segment, durably.
 
-    The length between offset and epoch is not written over: a crash may leave zeros in place of a write, and without
-    lengths no reader would find the next head. Heads that are right already are written again, because after a failed
-    sync they may be in the page cache only.
+    The length between offset and epoch is not written. A crash may replace a write by
+    zeros, and without lengths no reader would find the next head. Correct heads are
+    written again, because after a failed sync they may be only in the page cache.
     """
     with opened(fs, name, write=True) as handle:
         view = fs.map(handle, fs.size(handle))
@@ -546,7 +599,10 @@ def _stamp(fs: FS, name: str, file: StagedFile, base: int, leader_epoch: int) ->
 def _stamps(
     data: memoryview | bytearray, file: StagedFile, base: int, leader_epoch: int
 ) -> Generator[tuple[int, bytes], None, None]:
-    """(position, new head) of each batch: offsets by how many records came before, whatever stands there now."""
+    """Yield the position and new head of each batch.
+
+    Offsets follow from the number of earlier records, not from the present heads.
+    """
     at = 0
     count = 0
     batches = 0
@@ -571,7 +627,10 @@ def _stamps(
 
 
 def _same_batches(fs: FS, one: str, other: str) -> bool:
-    """Whether two segments differ in their offsets at most: a rename that a power cut left half done."""
+    """Return whether two segments differ at most in their offsets.
+
+    A power failure during a rename can leave such a pair.
+    """
     crcs = []
     for name in (one, other):
         with opened(fs, name) as handle:
@@ -589,13 +648,16 @@ def _read(fs: FS, name: str, file: StagedFile) -> bytes:
     try:
         with opened(fs, name) as handle:
             return fs.pread(handle, file.size_bytes, file.position or 0)
-    except FileNotFoundError as error:  # only the partitions that wait for it stay closed, not the directory
+    # Only the partitions that wait for it are blocked, not the directory.
+    except FileNotFoundError as error:
         raise CorruptLogError("a staged segment is gone", path=name) from error
 
 
 def _clear(fs: FS, path: str, manifest: Manifest, suffix: str) -> None:
-    """Removes a manifest that is done, and its files. If a power cut brings its name back, the state says that it is
-    done, and its files are not needed.
+    """Remove a completed manifest and its files.
+
+    If a power failure restores its name, the state marks it as done, and its files are
+    not needed.
     """
     with contextlib.suppress(FileNotFoundError):
         fs.unlink(os.path.join(path, manifest_name(manifest.app_id, manifest.version, suffix)))

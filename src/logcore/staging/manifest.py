@@ -28,16 +28,17 @@ from logcore.errors import (
 from logcore.fs import FS
 from logcore.names import ASSIGNED, STATE, parse_partition_name, partition_name
 
-#: Suffixes of the names, as the package's first lines explain them.
+#: Suffixes of the names, explained at the top of the package.
 READY: Final = ".json"
 CLAIM: Final = ".claim"
 REFUSED: Final = ".refused"
 DAMAGED: Final = ".damaged"
 _FORMAT: Final = 3
-#: The stem of the file that holds the carried pieces of a write, below the directory of that write.
+#: The stem of the file with the carried pieces of a write, in the directory of that
+#: write.
 CARRIED: Final = "carried"
 _TXID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
-#: A manifest comes from a file; what makes one of it raises TypeError for other values.
+#: A manifest comes from a file, so values of other types raise TypeError.
 _NUMBER: Final = attrs.validators.instance_of(int)
 _COUNT: Final = attrs.validators.and_(_NUMBER, attrs.validators.ge(0), attrs.validators.le(INT64_MAX))
 _EPOCH: Final = attrs.validators.and_(_NUMBER, attrs.validators.ge(0), attrs.validators.le(INT32_MAX))
@@ -46,30 +47,33 @@ _TEXT: Final = attrs.validators.instance_of(str)
 
 @attrs.frozen
 class StagedFile:
-    """A staged segment, or a carried piece of one. name: path of the file below the staging directory, without a
-    suffix. count: records. position, size_bytes: where in the file it stands; the position of a segment, which is all
-    of its file, is None. crc: CRC-32C of these bytes as they were staged.
-    """
+    """A staged segment, or a carried piece."""
 
     topic: str = attrs.field(validator=_TEXT)
     partition: int = attrs.field(validator=_COUNT)
+    #: Path of the file below the staging directory, without a suffix.
     name: str = attrs.field(validator=_TEXT)
+    #: Number of records.
     count: int = attrs.field(validator=_COUNT)
     size_bytes: int = attrs.field(validator=_COUNT)
     batches: int = attrs.field(validator=_COUNT)
     max_timestamp: int = attrs.field(validator=_NUMBER)
+    #: CRC-32C of these bytes as they were staged.
     crc: int = attrs.field(validator=_NUMBER)
+    #: Position of a piece in its file. None for a segment, which is a whole file.
     position: int | None = attrs.field(default=None, validator=attrs.validators.optional(_COUNT))
 
 
 @attrs.frozen
 class Carried:
-    """The records of one task for one partition, sent to the driver in a message instead of a file. data: whole batches
-    whose offsets begin at 0. count, batches, max_timestamp, crc: as of a StagedFile.
+    """The records of one task for one partition, sent to the driver in a message.
+
+    The other fields are like those of a StagedFile.
     """
 
     topic: str
     partition: int
+    #: Whole batches whose offsets begin at 0.
     data: bytes = attrs.field(repr=False)
     count: int
     batches: int
@@ -79,41 +83,43 @@ class Carried:
 
 @attrs.frozen(kw_only=True)
 class Place:
-    """The destination of the staged files of one partition.
+    """The destination of the staged files of one partition."""
 
-    base: offset of their first record. segment, position: append them to the segment of that base offset, which was
-    then so long; None to move the files in place as segments of their own.
-    """
-
+    #: The offset of their first record.
     base: int = attrs.field(validator=_COUNT)
     leader_epoch: int = attrs.field(validator=_EPOCH)
+    #: Append the files to the segment with this base offset, at this position, which
+    #: was its size. None to move the files in place as separate segments.
     segment: int | None = attrs.field(default=None, validator=attrs.validators.optional(_COUNT))
     position: int | None = attrs.field(default=None, validator=attrs.validators.optional(_COUNT))
 
 
 @attrs.frozen(kw_only=True)
 class Manifest:
-    """One write. topics: those it makes, with their number of partitions. places: where each partition's files go, by
-    (topic, partition); None until a writer has claimed the manifest. query: the stream whose batch it is, or None.
-    """
+    """One write."""
 
     app_id: str = attrs.field(validator=_TEXT)
     version: int = attrs.field(validator=_NUMBER)
     txid: str
     files: Sequence[StagedFile]
+    #: Topics to create, with their number of partitions.
     topics: Mapping[str, int] = attrs.Factory(dict)
+    #: Destinations by (topic, partition); None until a writer has claimed the manifest.
     places: Mapping[tuple[str, int], Place] | None = None
+    #: The stream that this batch belongs to, or None.
     query: str | None = attrs.field(default=None, validator=attrs.validators.optional(_TEXT))
 
     def partitions(self) -> dict[tuple[str, int], list[StagedFile]]:
-        """The files of each partition, in order."""
+        """Return the files of each partition, in order."""
         found: dict[tuple[str, int], list[StagedFile]] = {}
         for file in self.files:
             found.setdefault((file.topic, file.partition), []).append(file)
         return dict(sorted(found.items()))
 
     def ranges(self) -> dict[str, dict[str, list[int]]]:
-        """topic -> partition -> [first offset, offset behind the last], as the state of an application has them."""
+        """Return topic -> partition -> [first offset, end offset], as stored in the
+        state.
+        """
         assert self.places is not None
         found: dict[str, dict[str, list[int]]] = {}
         for (topic, partition), files in self.partitions().items():
@@ -134,7 +140,7 @@ class Manifest:
 
     @classmethod
     def unpack(cls, content: bytes, path: str) -> Manifest:
-        """Raises CorruptLogError for what is no manifest."""
+        """Return a manifest from the content of its file, or raise CorruptLogError."""
         facts = checkpoint.unpack_checked(content)
         if facts is None:
             raise CorruptLogError(
@@ -168,7 +174,8 @@ class Manifest:
                 lacks_places = not found.places.keys() >= found.partitions().keys()
             if lacks_places:
                 raise ValueError
-            found.app_id.encode()  # a lone surrogate has no name in a directory
+            # A lone surrogate has no name in a directory.
+            found.app_id.encode()
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, InvalidNameError) as error:
             raise CorruptLogError("not a manifest of staged segments", path=path) from error
         return found
@@ -182,9 +189,12 @@ def read_manifest(fs: FS, path: str, name: str) -> Manifest | None:
 
 
 def read_state(fs: FS, path: str, app_id: str) -> dict[str, Any] | None:
-    """The last version of an application that is done: version, txid, ranges. None when there was none.
+    """Return the last completed version of an application: version, txid, ranges.
 
-    Raises CorruptLogError when it cannot be read: to guess would be to write twice, or never.
+    None if there was none.
+
+    Raises:
+        CorruptLogError: the state cannot be read. A guess could write twice, or never.
     """
     name = app_name(app_id) + STATE
     content = checkpoint.read(fs, path, name)
@@ -220,8 +230,9 @@ def check_txid(txid: str) -> str:
 
 
 def app_name(app_id: str) -> str:
-    """An application's id as part of a file name; long ones by their hash."""
-    import hashlib  # late, as the other: both take longer to import than most of this library
+    """Return an application's id as part of a file name; a hash if it is long."""
+    # These are imported late because they load slower than most of this library.
+    import hashlib
     import urllib.parse
 
     quoted = urllib.parse.quote(app_id, safe="")
@@ -243,7 +254,7 @@ def names_in(fs: FS, path: str, suffix: str) -> list[str]:
 
 
 def check_directory(fs: FS, path: str) -> None:
-    """Raises CorruptLogError for a link, which may lead to files that are not ours to move or remove."""
+    """Raise CorruptLogError for a link, which may lead to files outside the log."""
     if fs.exists(path) and not fs.is_directory(path):
         raise CorruptLogError(
             "no directory: links beside and inside a log directory are not followed", path=path, expected="a directory"
@@ -251,12 +262,13 @@ def check_directory(fs: FS, path: str) -> None:
 
 
 def remove_tree(fs: FS, path: str) -> None:
-    """Removes a directory of staged files, if it exists; a link is not followed."""
+    """Remove a directory of staged files, if it exists; links are not followed."""
     if not fs.is_directory(path):
         return
     with contextlib.suppress(FileNotFoundError):
         for name in fs.listdir(path):
             with contextlib.suppress(FileNotFoundError):
                 fs.unlink(os.path.join(path, name))
-        with contextlib.suppress(StorageWriteError):  # a task that was given up has just made a file in it
+        # A task that was given up has just created a file in it.
+        with contextlib.suppress(StorageWriteError):
             fs.rmdir(path)

@@ -1,11 +1,14 @@
-"""The part of a driver: begins a write, publishes its manifest, asks for its outcome, and removes old files.
+"""The driver's part: begins a write, publishes its manifest, gets its outcome, and
+removes old files.
 
 Rules:
-- After publish() all of a write will be carried out; nothing of it is visible yet.
-- Files that no manifest names are garbage after a day: of attempts that lost, or came late. They are removed when two
-  looks a day apart found them old, so that one jump of the wall clock removes nothing.
+- After publish() the whole write will be carried out; none of it is visible yet.
+- Files that no manifest names are garbage after a day. They belong to attempts that
+  lost or came late. They are removed when two checks a day apart found them old, so
+  that one jump of the wall clock removes nothing.
 
-This module takes no lock and gives out no offset: applying.py does, for the holder of the directory.
+This module takes no lock and assigns no offsets: applying.py does, for the owner of the
+directory.
 """
 
 from __future__ import annotations
@@ -44,7 +47,8 @@ from logcore.staging.manifest import (
 )
 
 _MARKS: Final = "logcore.garbage"
-#: Staged files that no manifest names, and the state of applications that write no more, are removed at these ages.
+#: Age at which staged files without a manifest, and states of inactive applications,
+#: are removed.
 GARBAGE_MS: Final = 24 * 3_600_000
 STATE_MS: Final = 30 * 24 * 3_600_000
 MANIFEST_BYTES: Final = 32 << 20
@@ -59,13 +63,17 @@ class Staging:
         self.path = staging_path(self.directory)
 
     def begin(self, txid: str) -> None:
-        """Makes the directory that tasks stage in. Raises InvalidConfigError when its files could not be moved into the
-        log directory, because that lies on another file system.
+        """Create the directory for the tasks' files.
+
+        Raises:
+            InvalidConfigError: its files could not be moved into the log directory,
+                because that is on another file system.
         """
         fs = self._fs
         check_directory(fs, self.path)
         checkpoint.ensure_directory(fs, self.path)
-        # The name of the inner directory is synced with that of the manifest beside it.
+        # The name of the inner directory is synced together with the name of the
+        # manifest.
         path = os.path.join(self.path, check_txid(txid))
         with contextlib.suppress(FileExistsError):
             fs.mkdir(path)
@@ -77,13 +85,16 @@ class Staging:
             )
 
     def is_begun(self, txid: str) -> bool:
-        """Whether the directory that begin() made is seen here."""
+        """Return whether the directory from begin() is visible here."""
         return self._fs.is_directory(os.path.join(self.path, check_txid(txid)))
 
     def store(self, txid: str, pieces: Sequence[Carried]) -> list[StagedFile]:
-        """Stores pieces that tasks have sent to the driver, all in one file, durably; to be published with the rest.
+        """Store pieces that tasks sent to the driver in one file, durably.
 
-        Raises CorruptLogError for a piece that is not what its task sent.
+        Publish the returned files with the others.
+
+        Raises:
+            CorruptLogError: a piece differs from the data that its task sent.
         """
         if not pieces:
             return []
@@ -105,10 +116,11 @@ class Staging:
         return files
 
     def publish(self, manifest: Manifest) -> None:
-        """Decides that the write will be carried out. Durable when this returns; nothing of it is visible yet."""
+        """Commit the write, durably. None of it is visible yet."""
         check_directory(self._fs, self.path)
         self._check_undamaged(manifest.app_id, manifest.version)
-        # Other drivers may clean up at the same time. A write must not fail because of garbage.
+        # Other drivers may clean up concurrently. A write must not fail because of
+        # garbage.
         with contextlib.suppress(LogcoreError, OSError):
             self._collect_garbage(manifest.txid)
         content = manifest.pack()
@@ -118,25 +130,33 @@ class Staging:
                 expected=f"a manifest of at most {MANIFEST_BYTES} bytes",
                 found=len(content),
             )
-        # The refusal of an earlier attempt, whose driver did not ask for it, is not that of this one.
+        # An earlier attempt was refused and its driver did not fetch the outcome. That
+        # refusal does not apply to this attempt.
         with contextlib.suppress(FileNotFoundError):
             self._fs.unlink(os.path.join(self.path, manifest_name(manifest.app_id, manifest.version, REFUSED)))
-        # Two drivers of one query may come here at once, one of them given up for dead.
+        # Two drivers of one query may run this concurrently, if one was assumed dead.
         name = manifest_name(manifest.app_id, manifest.version, READY)
         temporary = os.path.join(self.path, manifest.txid, name + ".tmp")
         checkpoint.write(self._fs, self.path, name, content, temporary=temporary)
 
     def is_done(self, app_id: str, version: int) -> bool:
-        """Whether a write need not be published any more. The refusal of an earlier attempt is ignored. Raises
-        CorruptLogError when the manifest of one was damaged after offsets had been given out.
+        """Return whether a write needs no publishing. Refusals of earlier attempts are
+        ignored.
+
+        Raises:
+            CorruptLogError: a manifest was damaged after offsets had been assigned.
         """
         self._check_undamaged(app_id, version)
         state = read_state(self._fs, self.path, app_id)
         return state is not None and version <= state["version"]
 
     def outcome(self, app_id: str, version: int) -> Literal["done", "pending", "unknown"]:
-        """The outcome of a write. Raises CorruptLogError when it was refused, once: asking removes the refusal. Raises
-        it each time when the manifest was damaged after offsets had been given out.
+        """Return the outcome of a write.
+
+        Raises:
+            CorruptLogError: the write was refused; this removes the refusal, so it is
+                raised once. Or its manifest was damaged after offsets had been
+                assigned; this is raised each time.
         """
         found = self._outcome(app_id, version)
         if found != "refused":
@@ -149,7 +169,8 @@ class Staging:
 
     def _outcome(self, app_id: str, version: int) -> Literal["done", "pending", "refused", "unknown"]:
         self._check_undamaged(app_id, version)
-        # Looked for before the state is read: the owner writes the state first, and removes the manifest then.
+        # Checked before the state is read: the owner first writes the state and then
+        # removes the manifest.
         pending = any(
             self._fs.exists(os.path.join(self.path, manifest_name(app_id, version, suffix)))
             for suffix in (READY, CLAIM, ASSIGNED)
@@ -164,8 +185,10 @@ class Staging:
         return "unknown"
 
     def withdraw(self, app_id: str, version: int, txid: str) -> bool:
-        """Takes a manifest back, as if it had never been published; False when a writer has claimed it, or is done, or
-        when another job has published one of that name.
+        """Withdraw a published manifest.
+
+        Returns False if a writer has claimed or completed it, or if another job has
+        published one with that name.
         """
         name = manifest_name(app_id, version, READY)
         path = os.path.join(self.path, name)
@@ -181,30 +204,35 @@ class Staging:
         return False
 
     def abort(self, app_id: str, version: int, txid: str) -> None:
-        """Removes all files that were staged for a write, unless it has been published. What was refused is not."""
+        """Remove all staged files of a write, unless it is published. A refused write
+        is not.
+        """
         damaged = os.path.join(self.path, manifest_name(app_id, version, DAMAGED))
         if not self._fs.exists(damaged) and self._outcome(app_id, version) in ("refused", "unknown"):
             self.abort_files(txid)
 
     def abort_files(self, txid: str) -> None:
-        """Removes the files that were staged for a write that will not be published."""
+        """Remove the staged files of a write that will not be published."""
         remove_tree(self._fs, os.path.join(self.path, check_txid(txid)))
 
     def forget(self, app_id: str) -> None:
-        """Removes the state of an application that will not come again, unless a manifest of it still exists: without
-        the state that would be carried out once more, and its files do not exist any more.
+        """Remove the state of an application that will not write again.
+
+        If a manifest of the application still exists, the state is kept. Without it the
+        manifest would be carried out again, and its files no longer exist.
         """
         mine = app_name(app_id) + "@"
         if any(name.startswith(mine) for name in names_in(self._fs, self.path, "")):
             return
-        # The removed names of manifests, durably: a power cut must not bring one back when the state is gone.
+        # Makes the removal of manifests durable: a power failure must not restore one
+        # after the state was removed.
         with contextlib.suppress(FileNotFoundError):
             self._fs.sync_dir(self.path)
         with contextlib.suppress(FileNotFoundError):
             self._fs.unlink(os.path.join(self.path, app_name(app_id) + STATE))
 
     def _check_undamaged(self, app_id: str, version: int) -> None:
-        """Raises CorruptLogError when part of a write may be in place and no file says which."""
+        """Raise CorruptLogError if an unknown part of a write may be in place."""
         path = os.path.join(self.path, manifest_name(app_id, version, DAMAGED))
         if self._fs.exists(path):
             raise CorruptLogError(
@@ -214,7 +242,9 @@ class Staging:
             )
 
     def _collect_garbage(self, txid: str) -> None:
-        """Removes files that no manifest names and that were found old a day ago already; never those of txid."""
+        """Remove files without a manifest that were already old a day ago, except those
+        of txid.
+        """
         fs = self._fs
         now_ms = self._fs.now_ms()
         names = fs.listdir(self.path)
@@ -226,7 +256,7 @@ class Staging:
         marks = {}
         for name in old:
             since = before.get(name)
-            # A mark in the future was made by a wrong clock: it begins again.
+            # A mark in the future was made with a wrong clock and is replaced.
             if not isinstance(since, int) or since > now_ms:
                 since = now_ms
             if now_ms - since > GARBAGE_MS:
@@ -247,7 +277,8 @@ class Staging:
                 inside = (fs.modified_ms(os.path.join(path, one)) for one in fs.listdir(path))
                 newest = max(newest, *inside, 0)
         except FileNotFoundError:
-            return False  # others clean up too
+            # Other processes clean up too.
+            return False
         if name.endswith(STATE):
             return now_ms - newest > STATE_MS and _is_unnamed(fs, self.path, name)
         return now_ms - newest > GARBAGE_MS
@@ -261,7 +292,11 @@ class Staging:
                 self._fs.unlink(path)
 
     def _manifests(self, names: Iterable[str]) -> Generator[Manifest, None, None]:
-        """Raises CorruptLogError when one is damaged: the files that it names are not known then."""
+        """Yield all manifests.
+
+        Raises:
+            CorruptLogError: one is damaged, so the files that it names are unknown.
+        """
         for name in names:
             if name.endswith((READY, CLAIM, ASSIGNED, DAMAGED)):
                 found = read_manifest(self._fs, self.path, name)
@@ -270,8 +305,10 @@ class Staging:
 
 
 def _is_unnamed(fs: FS, path: str, name: str) -> bool:
-    """Whether a state belongs to a write without a name, which cannot be repeated; the state of a named one is kept for
-    ever.
+    """Return whether a state belongs to a write without a name, which cannot be
+    repeated.
+
+    The state of a named write is kept indefinitely.
     """
     state = checkpoint.unpack_checked(checkpoint.read(fs, path, name) or b"") or {}
     return state.get("app_id") is not None and state.get("app_id") == state.get("txid")

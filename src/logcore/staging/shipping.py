@@ -1,12 +1,15 @@
-"""Whole segments of another log as staged ones: logs move from directory to directory and no record is decoded.
+"""Ships whole segments of another log as staged segments, without decoding records.
 
 Rules:
-- Only a log that is closed and dense is shipped: its offsets have no gap, its records belong to no transaction and to
-  no idempotent producer. Then its batches may get any offsets that follow each other.
-- Bytes are compared with what was noted of them when they were written, before anything of them is published.
-- The log that is shipped stays as it is.
+- Only a closed, dense log is shipped: its offsets have no gap, and its records belong
+  to no transaction and no idempotent producer. Its batches can then get any consecutive
+  offsets.
+- The bytes are compared with the size and checksum from survey() before any of them is
+  published.
+- The source log is not changed.
 
-This module publishes nothing (publishing.py), and keeps no note of what was shipped: the state of an application does.
+This module does not publish (publishing.py) and does not record which segments were
+shipped: the state of an application does.
 """
 
 from __future__ import annotations
@@ -27,18 +30,18 @@ from logcore.partition.segmentfiles import list_bases
 from logcore.staging.manifest import Carried, StagedFile, check_txid
 
 _PIECE_BYTES: Final = 1 << 20
-#: What is held of all small segments of a shipment; those behind it get a file each.
+#: Maximum memory for the small segments of one shipment; further segments get a file
+#: each.
 _HELD_BYTES: Final = 64 << 20
-#: Why the batches of a log cannot get other offsets.
+#: Attribute bits of batches whose offsets cannot be changed.
 _TIED: Final = layout.TRANSACTIONAL_BIT | layout.CONTROL_BIT
 
 
 @attrs.frozen
 class Sealed:
-    """A segment that will not change. base_offset: of its first record, in the log it lies in. The others: as of a
-    StagedFile.
-    """
+    """A segment that will not change. Other fields are like those of a StagedFile."""
 
+    #: Offset of its first record in the source log.
     base_offset: int
     count: int
     size_bytes: int
@@ -48,9 +51,12 @@ class Sealed:
 
 
 def survey(fs: FS, path: str) -> list[Sealed]:
-    """The segments of a closed log that hold records, in order, every batch of them checked.
+    """Return the nonempty segments of a closed log in order, after checking every
+    batch.
 
-    Raises CorruptBatchError, CorruptLogError, and InvalidRecordError for a log that cannot be shipped.
+    Raises:
+        CorruptBatchError, CorruptLogError: the log is damaged.
+        InvalidRecordError: the log cannot be shipped.
     """
     found = []
     end = None
@@ -86,11 +92,13 @@ def _surveyed(view: memoryview, base: int, name: str) -> Sealed:
 
 
 class Shipment:
-    """The parts of one write in its staging directory, which Staging.begin() made."""
+    """The parts of one write, in the staging directory that Staging.begin() created."""
 
     def __init__(self, fs: FS, directory: str, txid: str, carry_bytes: int = 1 << 20) -> None:
-        """directory: the log directory that is to have the records. carry_bytes: segments up to this size are held, all
-        of them in one file at the end; larger ones get a file each.
+        """Start a shipment to the log directory `directory`.
+
+        Segments of at most `carry_bytes` are kept in memory, and stored in one file at
+        the end. Larger segments get a file each.
         """
         self._fs = fs
         self._txid = txid
@@ -102,10 +110,14 @@ class Shipment:
     def add(
         self, path: str, sealed: Sequence[Sealed], topic: str, partition: int, stem: str
     ) -> list[StagedFile | Carried]:
-        """Takes the segments of the partition directory `path` as records of a partition. stem: as none other's.
+        """Add segments of the partition directory `path` as records of a partition.
 
-        Carried pieces are for Staging.store(). Raises CorruptLogError when a segment is not as it was noted, and
-        LogNotFoundError when it is gone.
+        `stem` must be unique within the write. Pass the Carried pieces of the result to
+        Staging.store().
+
+        Raises:
+            CorruptLogError: a segment differs from its survey.
+            LogNotFoundError: a segment does not exist.
         """
         found: list[StagedFile | Carried] = []
         for number, one in enumerate(sealed):
@@ -118,7 +130,8 @@ class Shipment:
                 continue
             name = f"{topic}-{partition}.{stem}.{number}"
             self._copy(source, os.path.join(self._directory, name + LOG), one)
-            for suffix in (INDEX, TIME_INDEX):  # their entries are relative to the base offset
+            # Index entries are relative to the base offset.
+            for suffix in (INDEX, TIME_INDEX):
                 self._copy_index(
                     os.path.join(path, file_name(one.base_offset, suffix)), os.path.join(self._directory, name + suffix)
                 )
@@ -127,7 +140,7 @@ class Shipment:
         return found
 
     def close(self) -> None:
-        """Brings the names of what was added to the disk."""
+        """Make the names of the added files durable."""
         if self._is_changed:
             self._fs.sync_dir(self._directory)
 

@@ -1,10 +1,13 @@
-"""The part of a task: stages records as segments whose offsets begin at 0, under names that no other attempt has.
+"""The task's part: stages records as segments whose offsets begin at 0, under names
+unique to the attempt.
 
 Rules:
-- A writer with holds=True keeps its records in memory until spill(). If they are few, they are sent to the driver in a
-  message: then the task syncs nothing and leaves no file.
+- A writer with holds=True keeps its records in memory until spill(). If they are few,
+  the task sends them to the driver in a message. It then syncs nothing and creates no
+  file.
 
-This module publishes nothing; a driver does, with the reports of all tasks (publishing.py).
+This module does not publish; the driver does, with the reports of all tasks
+(publishing.py).
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from logcore.staging.manifest import Carried, StagedFile, check_txid
 
 
 class _StagedSegment(ActiveSegment):
-    """An active segment of base offset 0 under a name of its own."""
+    """An active segment with base offset 0 and its own name."""
 
     def __init__(self, fs: FS, directory: str, stem: str, config: LogConfig) -> None:
         self._stem = stem
@@ -44,11 +47,13 @@ class _StagedSegment(ActiveSegment):
 
 
 class StagedWriter:
-    """The records that one attempt of a task writes to one partition: a chain of staged segments, rolled as a log is.
+    """The records that one attempt of a task writes to one partition, as staged
+    segments.
 
-    stem: <topic>-<partition>.<task>.<attempt>, which no other attempt has. codec: what records are compressed with
-    where the topic says "producer". batch_bytes: size at which a batch is closed. holds: in memory until spill(), which
-    the caller has to call before it is too much.
+    Segments are rolled like those of a log. `attempt` is <task>.<attempt> and unique.
+    `codec` is used if the topic's compression.type is "producer". A batch is closed at
+    `batch_bytes`. With `holds`, records are kept in memory until spill(), which the
+    caller must call in time.
     """
 
     def __init__(
@@ -93,9 +98,14 @@ class StagedWriter:
         timestamps_ms: npt.NDArray[np.int64] | None,
         count: int,
     ) -> None:
-        """Stages rows given as columns, see columns.input_column(); timestamps_ms: now for all when None.
+        """Stage rows given as columns, see columns.input_column().
 
-        Raises InvalidRecordError, InvalidTimestampError, RecordTooLargeError, DiskFullError, StorageWriteError.
+        If `timestamps_ms` is None, all rows get the present time.
+
+        Raises:
+            InvalidRecordError, InvalidTimestampError, RecordTooLargeError: a row is
+                invalid.
+            DiskFullError, StorageWriteError: writing failed.
         """
         now_ms = self._fs.now_ms()
         if timestamps_ms is not None and not self._config.is_append_time:
@@ -108,7 +118,10 @@ class StagedWriter:
         self._store(size, batches, now_ms)
 
     def append_records(self, records: Sequence[Any]) -> None:
-        """Stages (key, value, headers, timestamp_ms) tuples. Errors as append_columns()."""
+        """Stage (key, value, headers, timestamp_ms) tuples.
+
+        Raises the same errors as append_columns().
+        """
         now_ms = self._fs.now_ms()
         given = [layout.milliseconds(row[3]) for row in records if row[3] is not None]
         if given and not self._config.is_append_time:
@@ -120,13 +133,16 @@ class StagedWriter:
 
     @property
     def held_bytes(self) -> int:
-        """How much is in memory and in no file."""
+        """Bytes that are in memory and not in a file."""
         if self._held is None:
             return 0
         return len(self._held)
 
     def spill(self) -> None:
-        """Keeps all in files, from now on. Errors as append_columns()."""
+        """Write all records to files, now and from now on.
+
+        Raises the same errors as append_columns().
+        """
         held = self._held
         self._held = None
         if held:
@@ -134,7 +150,10 @@ class StagedWriter:
             self._held_batches = []
 
     def carry(self) -> Carried | None:
-        """The held records, to be sent to the driver; None when there are none. Nothing may be appended afterwards."""
+        """Return the records in memory for the driver; None if there are none.
+
+        No records may be appended afterwards.
+        """
         if not self._held:
             return None
         data = bytes(self._held)
@@ -153,7 +172,7 @@ class StagedWriter:
         return self._segment.last_offset + 1
 
     def _store(self, size: int, batches: Sequence[layout.EncodedBatch], now_ms: int) -> None:
-        """Takes what was encoded into the scratch buffer."""
+        """Store the encoded batches from the scratch buffer."""
         if not batches:
             return
         held = self._held
@@ -165,7 +184,7 @@ class StagedWriter:
         self._held_batches += [(start + at, length, last, time) for at, length, last, time in batches]
 
     def _keep(self, data: memoryview, batches: Sequence[layout.EncodedBatch], now_ms: int) -> None:
-        """Writes batches to files, in as few pieces as segments allow."""
+        """Write batches to files, in as few writes as the segment limits allow."""
         newest = max(batch[3] for batch in batches)
         end = self._end
         segment = self._segment
@@ -174,10 +193,13 @@ class StagedWriter:
         if not segment.is_full(len(data), newest, batches[-1][2], now_ms) and len(data) <= self._config.segment_bytes:
             self._write(segment, data, batches)
             return
-        # The batches were encoded with offsets behind each other. In each new segment they begin at 0 again, so that
-        # base offsets are lowered by those of the segments before. Outside the CRC, so nothing is encoded again.
-        moved = 0  # by how much
-        start = end  # where the next batch begins, as it was encoded
+        # The batches were encoded with consecutive offsets. In each new segment offsets
+        # begin at 0 again, so base offsets are lowered by the records in earlier
+        # segments. Base offsets are outside the CRC, so no batch is encoded again.
+        # The amount to subtract.
+        moved = 0
+        # Encoded base offset of the next batch.
+        start = end
         for at, length, last, time in batches:
             if segment.is_full(length, time, last - moved, now_ms):
                 self._seal()
@@ -216,7 +238,10 @@ class StagedWriter:
         self._done.append(StagedFile(self._topic, self._partition, name, count, size, self._batches, newest, self._crc))
 
     def close(self) -> list[StagedFile]:
-        """Brings all of it to the disk, and returns the staged files in order; none for a writer without rows."""
+        """Make all records durable, and return the staged files in order.
+
+        The list is empty if the writer got no rows.
+        """
         self.spill()
         if self._segment is not None:
             self._seal()
