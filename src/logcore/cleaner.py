@@ -1,18 +1,24 @@
-"""Compaction: keeps the last record of each key, and removes tombstones once every reader has had time to see them.
+"""Compaction: keeps the last record of each key, and removes tombstones after every
+reader had time to see them.
 
-A round looks at the records written since the last one, notes the newest offset of each of their keys in a table of
-bounded size, and rewrites the segments up to there without what is superseded. Small segments are joined.
+A round reads the records written since the last round, and stores the newest offset of
+each of their keys in a table of limited size. It then rewrites the segments up to there
+without superseded records. Small segments are joined.
 
 Rules (storage format section 9, Kafka's Cleaner):
-- Offsets never change, order is kept, and a batch keeps its head: sequence, epochs, producer.
-- The active segment, records newer than min.compaction.lag.ms and everything from the last stable offset on stay.
-- A tombstone stays for delete.retention.ms after the first round that met it. A transaction marker stays as long as one
-  of its batches exists, and then as long as a tombstone. The last batch of each live producer stays, if need be empty.
-- New files are complete and on disk before they take the place of the old ones; a crash leaves one generation, whole.
-- Damage ends the round with an error; the segments that were not reached stay as they were.
+- Offsets never change, the order is kept, and a batch keeps its head: sequence, epochs,
+  producer.
+- The active segment, records newer than min.compaction.lag.ms and everything from the
+  last stable offset on are kept.
+- A tombstone is kept for delete.retention.ms after the first round that read it. A
+  transaction marker is kept while one of its batches exists, and then as long as a
+  tombstone. The last batch of each live producer is kept, without records if necessary.
+- New files are complete and durable before they replace the old ones. After a crash one
+  complete generation exists.
+- Damage ends the round with an error; the remaining segments are not changed.
 
-This module decides and writes the new files; rewriting_of() puts them in place. It starts no thread: a round is an
-iterator, and its caller decides how fast.
+This module decides and writes the new files; rewriting_of() puts them in place. It
+starts no thread: a round is an iterator, and its caller controls the speed.
 """
 
 from __future__ import annotations
@@ -51,54 +57,58 @@ from logcore.recordbatch import TRANSACTION_ENDS, RecordBatch, compressor, empty
 from logcore.segment import Segment
 
 _SLOT_BYTES: Final = 24
-#: The share of slots that may be taken. At three quarters, linear probing looks at 2.5 slots for a key in the table.
+#: Maximum load of the table. At three quarters, linear probing visits 2.5 slots for a
+#: key in the table.
 _LOAD: Final = 0.75
 _FIRST_SLOTS: Final = 1 << 16
-#: Longer keys are hashed one by one; 64 words are 2 KiB of coefficients.
+#: Longer keys are hashed one at a time; 64 words are 2 KiB of coefficients.
 _KEY_WORDS: Final = 64
-#: Decoded, decided and written at once.
+#: Amount that is decoded, decided and written at once.
 _CHUNK_BYTES: Final = 1 << 21
 _CHUNK_ROWS: Final = 32_768
-#: Written before a sync, so that the last one is short.
+#: Bytes written before a sync, so that the last sync is short.
 _SYNC_BYTES: Final = 32 << 20
-#: What the varints of a record may grow by when its timestamp delta changes.
+#: Maximum growth of a record's varints when its timestamp delta changes.
 _GROWTH: Final = 14
-#: The share of the memory for keys that the bits of their offsets may take.
+#: Fraction of the memory for keys that the bits of their offsets may use.
 _BITS_SHARE: Final = 8
 _NO_BITS: Final = np.zeros(0, np.uint8)
 
 
-# -- what to clean -------------------------------------------------------------------------------------------------
+# -- what to clean -----------------------------------------------------------------
 
 
 @attrs.frozen(kw_only=True)
 class SealedFacts:
-    """The facts of a segment for plan(). Times in ms, -1 for none; first_timestamp: largest of the first batch."""
+    """The facts of a segment for plan(). Times are in ms, -1 for none."""
 
     base_offset: int
     size_bytes: int
+    #: The largest timestamp of the first batch.
     first_timestamp: int
     largest_timestamp: int
 
 
 @attrs.frozen(kw_only=True)
 class LogFacts:
-    """The offsets of a log for plan(). active_base: base offset of the active segment. cleaned_to: where the last round
-    ended, None when there was none.
-    """
+    """The offsets of a log for plan()."""
 
+    #: Base offset of the active segment.
     active_base: int
     log_start: int
     last_stable_offset: int
+    #: The end of the last round; None if there was none.
     cleaned_to: int | None
 
 
 @attrs.frozen(kw_only=True)
 class Plan:
-    """Which offsets a round would clean, [first_dirty, first_uncleanable), and whether it is time for it.
+    """The offsets that a round would clean, and whether it is due.
 
-    ratio: bytes to clean among all that the round would read. is_due: by min.cleanable.dirty.ratio, or because
-    something waits for longer than max.compaction.lag.ms.
+    The offsets are [first_dirty, first_uncleanable). `ratio` is the fraction of bytes
+    to clean among all bytes that the round would read. `is_due` follows from
+    min.cleanable.dirty.ratio, or from records that have waited longer than
+    max.compaction.lag.ms.
     """
 
     first_dirty: int
@@ -113,9 +123,12 @@ class Plan:
 
 
 def plan(sealed: Sequence[SealedFacts], log: LogFacts, *, config: LogConfig, now_ms: int) -> Plan:
-    """Storage format sections 9.1 and 9.2. sealed: facts of all segments but the active one."""
+    """Plan a round by storage format sections 9.1 and 9.2.
+
+    `sealed` contains the facts of all segments except the active one.
+    """
     end = log.last_stable_offset
-    # A checkpoint outside the log is of records that were deleted or truncated since: begin again.
+    # A checkpoint outside the log belongs to deleted or truncated records: start again.
     if log.cleaned_to is None or not log.log_start <= log.cleaned_to <= log.active_base:
         first_dirty = log.log_start
     else:
@@ -126,7 +139,7 @@ def plan(sealed: Sequence[SealedFacts], log: LogFacts, *, config: LogConfig, now
         if lag_ms and next_base > first_dirty and facts.largest_timestamp > now_ms - lag_ms:
             end = min(end, facts.base_offset)
             break
-    # Whole segments: the one that the end lies in stays out.
+    # Only whole segments: the segment that contains the end is excluded.
     last = next((base for base in reversed(bases) if base <= end), first_dirty)
     first_uncleanable = max(first_dirty, min(log.active_base, last))
     ends = bases[1:]
@@ -146,7 +159,7 @@ def plan(sealed: Sequence[SealedFacts], log: LogFacts, *, config: LogConfig, now
 
 
 def facts_of(segment: Segment) -> SealedFacts:
-    """Raises StorageReadError, CorruptBatchError."""
+    """Return the facts of a segment. Raises StorageReadError and CorruptBatchError."""
     first = None
     if segment.size_bytes:
         first = segment.batch(0)
@@ -162,12 +175,14 @@ def facts_of(segment: Segment) -> SealedFacts:
 
 
 def group(segments: Sequence[Segment], ends: Sequence[int], config: LogConfig) -> list[list[Segment]]:
-    """Neighbours that become one segment, as they are within its limits (storage format section 9.4).
+    """Group adjacent segments that fit into one new segment (storage format section
+    9.4).
 
-    ends: the offset after each segment, which is the next one's base.
+    `ends` contains the offset after each segment, which is the base offset of the next.
     """
     groups: list[list[Segment]] = []
-    sizes = [0, 0, 0]  # of the last group: its .log files, offset indexes and time indexes
+    # Of the last group: its .log files, offset indexes and time indexes.
+    sizes = [0, 0, 0]
     limits = (config.segment_bytes, config.segment_index_bytes, config.segment_index_bytes)
     for segment, end in zip(segments, ends, strict=True):
         more = (
@@ -176,7 +191,7 @@ def group(segments: Sequence[Segment], ends: Sequence[int], config: LogConfig) -
             len(segment.time_index) * TIME_ENTRY.itemsize,
         )
         fits = all(size + added <= limit for size, added, limit in zip(sizes, more, limits, strict=True))
-        # The indexes hold offsets relative to the base of the group in 32 bits.
+        # The indexes store offsets relative to the base of the group in 32 bits.
         if groups and fits and end - 1 - groups[-1][0].base_offset <= INT32_MAX:
             groups[-1].append(segment)
             sizes = [size + added for size, added in zip(sizes, more, strict=True)]
@@ -186,35 +201,43 @@ def group(segments: Sequence[Segment], ends: Sequence[int], config: LogConfig) -
     return groups
 
 
-# -- the newest offset of each key ---------------------------------------------------------------------------------
+# -- the newest offset of each key -------------------------------------------------
 
 
 @attrs.frozen
 class _Left:
-    """The kept part of some batches. keep: of each record whether it stays. Of each batch: how many records stay,
-    whether one of them is a tombstone, and the timestamp of the first.
-    """
+    """The kept records of some batches."""
 
+    #: For each record, whether it is kept.
     keep: npt.NDArray[np.bool_]
+    #: For each batch: the number of kept records, whether one of them is a tombstone,
+    #: and the timestamp of the first.
     kept: npt.NDArray[np.int64]
     has_tombstone: npt.NDArray[np.bool_]
     first_timestamps_ms: npt.NDArray[np.int64]
 
 
 class OffsetMap:
-    """Keys, as 128 bits of each, and the largest offset of each. A key is its hash: see kernels.hash_keys.
+    """The largest offset of each key. A key is identified by a 128-bit hash, see
+    kernels.hash_keys.
 
-    The table grows with the keys, because a lookup takes a third of the time in one that fits the caches. Beside it
-    there is a bit for each offset of the dirty part, set if a later record has the same key or if there is no key: with
-    these the second pass decides about plain records without their keys. memory_bytes: of both now. latest_offset:
-    everything up to there was noted. has_bits: False if the offsets are too sparse for a bit each.
+    The table grows with the keys, because lookups take a third of the time in a table
+    that fits the caches. In addition there is a bit for each offset of the dirty part,
+    set if a later record has the same key or if the record has no key. With these bits
+    the second pass decides about plain records without reading their keys.
+
+    `memory_bytes` is the present size of both. All keys up to `latest_offset` are
+    stored. `has_bits` is False if the offsets are too sparse for a bit each.
     """
 
     def __init__(
         self, memory_bytes: int, keys: int, random_bytes: Callable[[int], bytes], offsets: range = range(0)
     ) -> None:
-        """memory_bytes: of all at most, with the table that it grows from. keys: how many there are at most. offsets:
-        those of the dirty part.
+        """Create an empty table.
+
+        `memory_bytes` is the maximum size, including the smaller table during growth.
+        `keys` is the maximum number of keys. `offsets` are the offsets of the dirty
+        part.
         """
         bits_bytes = -(-len(offsets) // 8)
         self.has_bits = 0 < bits_bytes <= memory_bytes // _BITS_SHARE
@@ -223,12 +246,14 @@ class OffsetMap:
         if self.has_bits:
             self._superseded = np.zeros(bits_bytes, np.uint8)
         self._room = max(2, (memory_bytes - self._superseded.nbytes) // _SLOT_BYTES)
-        self._run_hashes = np.empty((0, 2), np.uint64)  # scratch of put_run()
+        # Scratch space of put_run().
+        self._run_hashes = np.empty((0, 2), np.uint64)
         self._run_offsets = np.empty(0, np.int64)
         self._wanted = min(max(2, int(keys / _LOAD) + 2), (1 << 32) - 1)
         self._used = 0
         self._make(min(self._wanted, self._room, _FIRST_SLOTS))
-        # Random, so that a client who chooses keys cannot choose two with one hash: one would supersede the other.
+        # Random, so that a client cannot choose two keys with the same hash: one would
+        # supersede the other.
         self._secret = random_bytes(16)
         self._coefficients = np.frombuffer(random_bytes(32 * (_KEY_WORDS + 2)), np.uint64).reshape(-1, 4)
         self.latest_offset = -1
@@ -241,12 +266,13 @@ class OffsetMap:
         return int(self._slots.nbytes + self._superseded.nbytes)
 
     def hashes(self, columns: RecordColumns) -> npt.NDArray[np.uint64]:
-        """128 bits of each key, shape (rows, 2); of a null key they mean nothing."""
+        """Return 128 bits for each key, shape (rows, 2); undefined for null keys."""
         found = kernel.hash_keys(columns.data, columns.key_positions, columns.key_sizes, self._coefficients)
         long = np.flatnonzero(columns.key_sizes > 4 * _KEY_WORDS).tolist()
         if not long:
             return found
-        import hashlib  # not before there is a use for it: it loads OpenSSL
+        # Imported only on use, because it loads OpenSSL.
+        import hashlib
 
         for row in long:
             at = int(columns.key_positions[row])
@@ -259,11 +285,15 @@ class OffsetMap:
         self._most = max(1, int(slots * _LOAD))
 
     def _grow(self) -> bool:
-        """Four times the slots, with what is noted so far; False when there is no room for more."""
-        old = self._slots  # needs memory beside the new ones until it was copied
+        """Make the table four times as large, keeping its entries; False if memory is
+        short.
+        """
+        # Needs memory in addition to the new slots until it was copied.
+        old = self._slots
         most = min(self._wanted, self._room - len(old))
         slots = min(4 * len(old), most)
-        if self._room - slots <= slots:  # it cannot grow once more: take all the room now
+        # It cannot grow another time, so use all the memory now.
+        if self._room - slots <= slots:
             slots = most
         if slots <= len(old):
             return False
@@ -272,7 +302,9 @@ class OffsetMap:
         return True
 
     def put(self, hashes: npt.NDArray[np.uint64], offsets: npt.NDArray[np.int64]) -> bool:
-        """Notes keys in the order of their offsets; False when the table was full before the last of them."""
+        """Store keys in the order of their offsets; return False if the table became
+        full.
+        """
         at = 0
         while at < len(offsets):
             taken, self._used = kernel.map_put(
@@ -286,8 +318,11 @@ class OffsetMap:
         return at == len(offsets)
 
     def put_run(self, run: Run) -> bool | None:
-        """put() of a run of plain batches without decoding it first, each CRC checked. None when a key is too long for
-        that: nothing is noted then but the records without a key. Raises CorruptBatchError.
+        """Store the keys of a run of plain batches without decoding it, checking each
+        CRC.
+
+        Returns None if a key is too long for this. In that case no keys are stored, and
+        only the bits of records without a key are set. Raises CorruptBatchError.
         """
         if len(self._run_offsets) < run.rows:
             self._run_hashes = np.empty((run.rows, 2), np.uint64)
@@ -302,29 +337,34 @@ class OffsetMap:
         return self.put(hashes[:rows], offsets[:rows])
 
     def survey(self, run: Run, batches: int) -> _Left:
-        """The kept part of a run of batches of the dirty part, each CRC checked. Raises CorruptBatchError."""
+        """Return the kept records of batches in the dirty part, checking each CRC.
+
+        Raises CorruptBatchError.
+        """
         keep = np.empty(run.rows, np.uint8)
         found = kernel.survey_run(run.data, run.at, run.stop, self._superseded, self._first, keep, batches, run.path)
         return _Left(keep.view(np.bool_), found[:, 0], found[:, 1] > 0, found[:, 2])
 
     def newest(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-        """The largest offset noted for each key, -1 for none."""
+        """Return the largest stored offset of each key, -1 for none."""
         return kernel.map_get(self._slots, hashes)
 
 
-# -- transactions as they are passed -------------------------------------------------------------------------------
+# -- transactions during a pass ----------------------------------------------------
 
 
 @attrs.define
 class _Passing:
-    """Which transactions had a batch up to the place that a pass has reached (section 9.5)."""
+    """The transactions with batches up to the present position of a pass (section 9.5)."""
 
     transactions: Transactions
     _seen_aborted: set[int] = attrs.Factory(set)
     _seen_committed: set[int] = attrs.Factory(set)
 
     def is_aborted(self, producer_id: int, base_offset: int) -> bool:
-        """Takes note of a transactional data batch; whether its transaction was aborted."""
+        """Record a transactional data batch; return whether its transaction was
+        aborted.
+        """
         found = self.transactions.is_aborted(producer_id, base_offset)
         if found:
             self._seen_aborted.add(producer_id)
@@ -333,7 +373,7 @@ class _Passing:
         return found
 
     def had_batches(self, producer_id: int, kind: str) -> bool:
-        """Takes note of a marker; whether a batch of its transaction was passed."""
+        """Record a marker; return whether the pass read a batch of its transaction."""
         if kind == "ABORT":
             seen = self._seen_aborted
         else:
@@ -343,13 +383,16 @@ class _Passing:
         return found
 
 
-# -- a round -------------------------------------------------------------------------------------------------------
+# -- a round -----------------------------------------------------------------------
 
 
 @attrs.frozen(kw_only=True)
 class CleaningReport:
-    """The report of a round. end_offset: the next round begins there. Bytes are those of .log files, before and after,
-    of the segments that were rewritten; map_bytes: the table of keys.
+    """The report of a round.
+
+    The next round begins at `end_offset`. `bytes_before` and `bytes_after` are the
+    sizes of the .log files of the rewritten segments. `map_bytes` is the size of the
+    table of keys.
     """
 
     path: str
@@ -373,18 +416,21 @@ class CleaningReport:
 
 @attrs.define
 class _Part:
-    """Some batches in a row: a run of plain ones, or one of another kind. columns: None for a control batch, and for a
-    run until they are asked for.
-    """
+    """Some consecutive batches: a run of plain ones, or one of another kind."""
 
     facts: layout.Facts
     data: memoryview
     run: Run | None
-    batch: RecordBatch | None  # the one of another kind
+    # The batch of another kind.
+    batch: RecordBatch | None
+    #: None for a control batch, and for a run until decoded() was called.
     columns: RecordColumns | None
 
     def decoded(self) -> RecordColumns | None:
-        """The records, each CRC checked; None for a control batch. Raises CorruptBatchError."""
+        """Return the records after checking each CRC; None for a control batch.
+
+        Raises CorruptBatchError.
+        """
         if self.columns is None and self.run is not None:
             self.columns = self.run.columns()
         return self.columns
@@ -401,7 +447,7 @@ class _Counts:
 
 
 def plan_of(log: Log, now_ms: int | None = None) -> Plan:
-    """The plan of a round over a log now. Raises the same errors as clean()."""
+    """Return the plan of a round over a log now. Raises the same errors as clean()."""
     with rewriting_of(log) as view:
         if now_ms is None:
             now_ms = view.fs.now_ms()
@@ -421,13 +467,20 @@ def _plan_of(view: Rewriting, config: LogConfig, now_ms: int) -> Plan:
 def clean(
     log: Log, *, now_ms: Time | None = None, memory_bytes: int = DEDUPE_BYTES, force: bool = False
 ) -> CleaningReport | None:
-    """Compacts a log in one go; None when there is nothing to do yet, by the log's settings.
+    """Compact a log in one call; return None if its settings require no compaction yet.
 
-    now_ms: the wall clock, for lags and horizons. memory_bytes: for the table of keys, 24 a key and a third more, and
-    for a bit of each offset; when it does not hold all keys, the round ends earlier. force: whatever the dirty ratio.
-    The log stays open to its readers and writers meanwhile. Raises InvalidConfigError when the topic is not to be
-    compacted, CorruptBatchError when a segment is damaged, LogFailedError, and what the system raises; segments that
-    were replaced by then stay replaced.
+    `now_ms` is the wall clock, for lags and horizons. `memory_bytes` limits the table
+    of keys, with 24 bytes a key and a third more, and a bit for each offset. If it is
+    too small for all keys, the round ends earlier. `force` ignores the dirty ratio. The
+    log can be read and written during a round.
+
+    Raises:
+        InvalidConfigError: the topic is not compacted.
+        CorruptBatchError: a segment is damaged.
+        LogFailedError: an earlier write or sync failed.
+        StorageReadError, StorageWriteError, DiskFullError: the system failed.
+
+    Segments replaced before an error remain replaced.
     """
     steps = cleaning(log, now_ms=now_ms, memory_bytes=memory_bytes, force=force)
     while True:
@@ -440,7 +493,10 @@ def clean(
 def cleaning(
     log: Log, *, now_ms: Time | None = None, memory_bytes: int = DEDUPE_BYTES, force: bool = False
 ) -> Generator[Progress, None, CleaningReport | None]:
-    """As clean(), in steps of some milliseconds: a generator of Progress that returns the report."""
+    """Compact like clean(), in steps of some milliseconds.
+
+    This is a generator of Progress that returns the report.
+    """
     if not log.config.is_compacted:
         raise InvalidConfigError(
             "the topic is not to be compacted",
@@ -466,7 +522,7 @@ class _Round:
         self.plan = plan
         self.now_ms = now_ms
         segments = [*view.sealed]
-        #: Base offset of a segment -> that of the next one.
+        #: Base offset of a segment -> base offset of the next one.
         self.ends = {
             one.base_offset: after
             for one, after in zip(segments, [*(s.base_offset for s in segments[1:]), view.active_base], strict=True)
@@ -483,20 +539,22 @@ class _Round:
     def run(self) -> Generator[Progress, None, CleaningReport]:
         plan = self.plan
         view = self.view
-        self.total = plan.clean_bytes + 2 * plan.cleanable_bytes  # the dirty part is read in both passes
-        # First pass: the newest offset of each key of the dirty part.
+        # Both passes read the dirty part.
+        self.total = plan.clean_bytes + 2 * plan.cleanable_bytes
+        # First pass: find the newest offset of each key of the dirty part.
         offsets = range(plan.first_dirty, plan.first_uncleanable)
         newest = OffsetMap(self.memory_bytes, self._count_records(), view.fs.random_bytes, offsets)
         yield from self._note_keys(newest)
-        # Second pass: rewrite the clean part too, where those keys may have older records. It ends where the first one
-        # had to, for lack of memory.
+        # Second pass: rewrite the clean part too, because it may contain older records
+        # of those keys. It ends at the end of the first pass, which lack of memory may
+        # have shortened.
         end = newest.latest_offset + 1
         segments = [one for one in view.sealed if one.base_offset < end]
         self.producers = view.last_batches()
         passing = _Passing(view.transactions())
         for old in group(segments, [self.ends[one.base_offset] for one in segments], self.config):
             yield from self._rewrite(old, newest, passing, end)
-        # Last: a crash before it costs a round, one after it leaves nothing to do.
+        # Last: a crash before it only repeats the round.
         view.note_cleaned(end)
         report = CleaningReport(
             path=view.path,
@@ -509,7 +567,11 @@ class _Round:
         return report
 
     def _count_records(self) -> int:
-        """An upper bound for the keys of the dirty part; heads of the old formats do not tell, so their bytes do."""
+        """Return an upper bound for the number of keys in the dirty part.
+
+        Heads of the old formats contain no record count, so their size in bytes is
+        used.
+        """
         count = 0
         for segment in self.dirty:
             for facts, _, _ in segment.walk(0, crc=False):
@@ -520,8 +582,10 @@ class _Round:
     # -- reading
 
     def _parts(self, segment: Segment) -> Iterator[_Part]:
-        """The whole segment. Checks each CRC, and the offsets, which no CRC covers: an offset that damage made larger
-        would supersede newer records. Raises CorruptBatchError.
+        """Yield the whole segment, checking CRCs and offsets.
+
+        CRCs do not cover offsets. If damage increased an offset, its record would
+        supersede newer records. Raises CorruptBatchError.
         """
         self.view.gaps.check_whole(segment)
         expected = segment.base_offset
@@ -537,11 +601,14 @@ class _Round:
                 )
             expected = int(part.facts["last_offset"][-1]) + 1
             yield part
-        # A loss must be found now: the seal of the new segment would certify that nothing is missing.
+        # A loss must be detected now: the checksum file of the new segment would
+        # certify that it is complete.
         self.view.gaps.check_behind(segment, expected, limit)
 
     def _unordered_parts(self, segment: Segment) -> Iterator[_Part]:
-        """Runs of plain batches, and each other batch alone; offsets are not checked."""
+        """Yield runs of plain batches, and other batches one at a time, without
+        checking offsets.
+        """
         view = segment.view()
         size = segment.size_bytes
         at = 0
@@ -565,7 +632,7 @@ class _Round:
             at += batch.size_bytes
 
     def _note_keys(self, newest: OffsetMap) -> Generator[Progress, None, None]:
-        """Goes over the dirty part once (section 9.3)."""
+        """Read the dirty part once (section 9.3)."""
         newest.latest_offset = self.plan.first_dirty - 1
         passing = _Passing(self.view.transactions())
         for segment in self.dirty:
@@ -574,11 +641,13 @@ class _Round:
                     return
                 newest.latest_offset = max(newest.latest_offset, int(part.facts["last_offset"][-1]))
                 yield self._progress(int(part.facts["size_bytes"].sum()))
-            # Over a gap that an earlier round has left at the end of the segment.
+            # Skip a gap that an earlier round left at the end of the segment.
             newest.latest_offset = max(newest.latest_offset, self.ends[segment.base_offset] - 1)
 
     def _note(self, part: _Part, newest: OffsetMap, passing: _Passing) -> bool:
-        """False when there was no room for all keys."""
+        """Store the keys of a part; return False if there was no memory for all of
+        them.
+        """
         if part.run is not None and self._has_bits(part, newest):
             put = newest.put_run(part.run)
             if put is not None:
@@ -593,8 +662,10 @@ class _Round:
         return newest.put(newest.hashes(columns)[rows], columns.offsets[rows])
 
     def _has_bits(self, part: _Part, newest: OffsetMap) -> bool:
-        """Whether the bits of its offsets alone tell which records of a run stay: not if transactions or horizons
-        decide as well, nor before the dirty part.
+        """Return whether the bits of its offsets alone decide which records of a run
+        are kept.
+
+        They do not if transactions or horizons matter too, or before the dirty part.
         """
         facts = part.facts
         is_plain = not (facts["attributes"] & (TRANSACTIONAL_BIT | DELETE_HORIZON_BIT)).any()
@@ -609,15 +680,18 @@ class _Round:
     def _rewrite(
         self, old: list[Segment], newest: OffsetMap, passing: _Passing, end: int
     ) -> Generator[Progress, None, None]:
-        """Writes one new segment for some old ones and puts it in their place."""
+        """Replace some old segments by one new segment."""
         view = self.view
         new = view.create(old[0].base_offset)
-        unsynced = 0  # bytes written since the last sync
-        crc = 0  # of all that was written, for the seal
+        # Bytes written since the last sync.
+        unsynced = 0
+        # Of all written bytes, for the checksum file.
+        crc = 0
         for segment in old:
             for part in self._parts(segment):
                 data = self._rewritten(part, newest, passing, end)
-                if len(data) > INT32_MAX - new.size_bytes:  # deltas may take more room than before
+                # Deltas may take more space than before.
+                if len(data) > INT32_MAX - new.size_bytes:
                     raise SegmentTooSmallError("compaction would make a segment above 2^31-1 bytes", path=new.path)
                 if data:
                     facts, _, _ = kernel.walk(data, 0, len(data), len(data) // HEADER_SIZE + 1, False)
@@ -639,7 +713,7 @@ class _Round:
         view.replace(old, new)
 
     def _rewritten(self, part: _Part, newest: OffsetMap, passing: _Passing, end: int) -> bytes | memoryview:
-        """The kept part of some batches, as bytes to store."""
+        """Return the kept records of some batches as bytes to store."""
         facts = part.facts
         if part.run is not None and self._has_bits(part, newest):
             left = newest.survey(part.run, len(facts))
@@ -656,8 +730,9 @@ class _Round:
         self.counts.records_kept += int(kept.sum())
         has_horizon = (facts["attributes"] & DELETE_HORIZON_BIT) != 0
         sets_horizon = left.has_tombstone & ~has_horizon
-        # What to do with each batch: without records it is dropped, or kept empty; with all of them, and nothing to
-        # change in its head, its bytes are copied.
+        # Choose an action for each batch. Without kept records, it is dropped or kept
+        # empty. If all records are kept and its head does not change, its bytes are
+        # copied.
         without_records = np.where(self._stays_empty(facts, end), kernel.EMPTY, kernel.DROP)
         actions = np.where(kept == 0, without_records, kernel.FILTER).astype(np.uint8)
         actions[(kept == counts) & (kept > 0) & ~sets_horizon] = kernel.COPY
@@ -668,20 +743,24 @@ class _Round:
         if part.batch is not None and part.batch.magic < 2:
             assert part.columns is not None
             return self._from_legacy(part.batch, part.columns, keep, end)
-        # As Kafka's builder does it: relative to the horizon if there is one, else to the first record that is left.
+        # Like Kafka's builder: relative to the horizon if there is one, else to the
+        # first kept record.
         bases = np.where(has_horizon, facts["base_timestamp"], left.first_timestamps_ms)
         bases = np.where(sets_horizon, self.now_ms + self.config.delete_retention_ms, bases)
         return _rewrite_run(part, actions, sets_horizon, bases, keep, self.config)
 
     def _left(self, part: _Part, columns: RecordColumns, newest: OffsetMap, passing: _Passing) -> _Left:
-        """The kept part of batches, by their keys."""
+        """Return the kept records of batches, decided by their keys."""
         counts = _row_counts(part)
         keep = self._kept_rows(part, columns, newest, np.repeat(_aborted(part, passing), counts))
-        # Running sums, so that each batch has the difference between its two edges.
-        edges = np.concatenate([[0], np.cumsum(counts)])  # the first row of each batch, and the number of rows
-        before = np.concatenate([[0], np.cumsum(keep)])  # kept rows before each row
+        # Prefix sums: the value of a batch is the difference between its two edges.
+        # The first row of each batch, and the number of rows.
+        edges = np.concatenate([[0], np.cumsum(counts)])
+        # Number of kept rows before each row.
+        before = np.concatenate([[0], np.cumsum(keep)])
         tombstones = np.concatenate([[0], np.cumsum(keep & (columns.value_sizes < 0))])
-        # The first row at which the sum is above that at the edge. Of a batch without kept rows it means nothing.
+        # The first row whose sum is above the sum at the edge. Undefined for a batch
+        # without kept rows.
         first_kept = np.searchsorted(before, before[edges[:-1]], side="right") - 1
         timestamps_ms = np.zeros(len(counts), np.int64)
         if len(keep):
@@ -696,8 +775,9 @@ class _Round:
     def _kept_rows(
         self, part: _Part, columns: RecordColumns, newest: OffsetMap, is_aborted: npt.NDArray[np.bool_]
     ) -> npt.NDArray[np.bool_]:
-        """Which records stay (section 9.5)."""
-        # Records without a key are removed, as in Kafka: a compacted topic takes none.
+        """Return which records are kept (section 9.5)."""
+        # Records without a key are removed, as in Kafka: a compacted topic does not
+        # accept any.
         hashes = newest.hashes(columns)
         keep = (columns.key_sizes >= 0) & (columns.offsets >= newest.newest(hashes))
         facts = part.facts
@@ -705,12 +785,15 @@ class _Round:
         is_over = (facts["attributes"] & DELETE_HORIZON_BIT != 0) & (facts["base_timestamp"] <= self.now_ms)
         if part.batch is None or part.batch.magic == 2:
             keep &= ~(np.repeat(is_over, counts) & (columns.value_sizes < 0))
-        keep |= columns.offsets > newest.latest_offset  # the first pass has not read these
+        # The first pass has not read these.
+        keep |= columns.offsets > newest.latest_offset
         return keep & ~is_aborted
 
     def _stays_empty(self, facts: layout.Facts, end: int) -> npt.NDArray[np.bool_]:
-        """Which batches stay without records: the last of a live producer, for its sequence, and the last of the round,
-        for the offset that the log goes on from.
+        """Return which batches are kept without records.
+
+        These are the last batch of a live producer, for its sequence, and the last
+        batch of the round, for the next offset of the log.
         """
         stays: npt.NDArray[np.bool_] = facts["last_offset"] + 1 == end
         for row in np.flatnonzero((facts["producer_id"] >= 0) & (facts["magic"] == 2)).tolist():
@@ -718,24 +801,31 @@ class _Round:
             is_control = bool(facts["attributes"][row] & CONTROL_BIT)
             if last_offset >= 0:
                 stays[row] |= last_offset == facts["last_offset"][row]
-            elif last_offset == -1:  # it wrote nothing but markers, which keep its epoch
+            # The producer wrote only markers, which keep its epoch.
+            elif last_offset == -1:
                 stays[row] |= is_control and epoch == facts["producer_epoch"][row]
         return stays
 
     def _marker(self, part: _Part, batch: RecordBatch, passing: _Passing, end: int) -> bytes | memoryview:
-        """A control batch is removed when no batch of its transaction is left and the horizon set then has passed."""
+        """Return a control batch to store.
+
+        It is removed if no batch of its transaction is left, and the horizon that was
+        set then has passed.
+        """
         kind = ""
         if batch.record_count:
             kind = batch.control_type()
         ends_transaction = kind in TRANSACTION_ENDS
         had_batches = ends_transaction and passing.had_batches(batch.producer_id, kind)
-        # Batches of the transaction are left, so readers need its entry in the new .txnindex.
+        # Batches of the transaction are left, so readers need its entry in the new
+        # .txnindex.
         if had_batches and kind == "ABORT":
             self.view.keep_aborted(batch.base_offset)
         may_go = not batch.record_count or (ends_transaction and not had_batches)
         horizon_ms = batch.delete_horizon_ms
-        # Two rounds, as in Kafka: the first that finds no batch left sets a horizon, and the first after the
-        # horizon removes the marker. A reader in between still learns how the transaction ended.
+        # Two rounds, as in Kafka: the first that finds no batch left sets a horizon.
+        # The first after the horizon removes the marker. In between, readers can still
+        # learn how the transaction ended.
         goes = not batch.record_count or (may_go and horizon_ms is not None and horizon_ms <= self.now_ms)
         if not goes:
             if may_go and horizon_ms is None:
@@ -750,7 +840,10 @@ class _Round:
         )
 
     def _from_legacy(self, batch: RecordBatch, columns: RecordColumns, keep: npt.NDArray[np.bool_], end: int) -> bytes:
-        """The records kept of an entry of the old formats, a v2 batch for each: they have no place for a horizon."""
+        """Return the kept records of an old-format entry, as one v2 batch each.
+
+        The old formats have no field for a horizon.
+        """
         out = []
         horizon_ms = self.now_ms + self.config.delete_retention_ms
         for row, record in enumerate(columns.records()):
@@ -766,7 +859,9 @@ class _Round:
 
 
 def _with_horizon(batch: bytes, horizon_ms: int) -> bytes:
-    """A plain v2 batch that says from when on its tombstones, or its marker, may go."""
+    """Return a plain v2 batch with the time from which its tombstones or marker may be
+    removed.
+    """
     facts, _, _ = kernel.walk(batch, 0, len(batch), 1, False)
     part = _Part(facts, memoryview(batch), None, None, None)
     keep = np.ones(int(facts["record_count"][0]), np.bool_)
@@ -776,7 +871,9 @@ def _with_horizon(batch: bytes, horizon_ms: int) -> bytes:
 
 
 def _row_counts(part: _Part) -> npt.NDArray[np.int64]:
-    """Records of each batch; those of an old format do not say it in their head."""
+    """Return the number of records of each batch; heads of the old formats do not
+    contain it.
+    """
     if part.columns is not None and part.batch is not None:
         return np.array([len(part.columns)])
     if part.batch is not None:
@@ -786,7 +883,7 @@ def _row_counts(part: _Part) -> npt.NDArray[np.int64]:
 
 
 def _aborted(part: _Part, passing: _Passing) -> npt.NDArray[np.bool_]:
-    """Which of some data batches belong to an aborted transaction."""
+    """Return which data batches belong to an aborted transaction."""
     facts = part.facts
     found = np.zeros(len(facts), np.bool_)
     for row in np.flatnonzero((facts["attributes"] & TRANSACTIONAL_BIT != 0) & (facts["magic"] == 2)).tolist():
@@ -802,7 +899,9 @@ def _rewrite_run(
     keep: npt.NDArray[np.bool_],
     config: LogConfig,
 ) -> memoryview:
-    """Carries out what was decided about v2 batches: plain ones together, a compressed one by way of its plain form."""
+    """Rewrite v2 batches as decided; a compressed batch is inflated and compressed
+    again.
+    """
     facts = part.facts
     data = part.data
     is_empty = actions == kernel.EMPTY
@@ -813,7 +912,8 @@ def _rewrite_run(
     room = int(facts["size_bytes"].sum()) + _GROWTH * len(keep)
     packs = part.batch is not None and part.batch.codec != 0 and actions[0] == kernel.FILTER
     if packs:
-        # The kernel sees the batch as a plain one, with the length of its inflated body.
+        # The kernel gets the batch as a plain one, with the length of its inflated
+        # body.
         assert part.batch is not None
         head = bytearray(part.batch.data[:HEADER_SIZE])
         body = part.batch.body(config.max_decompressed_bytes)
