@@ -1,16 +1,19 @@
-"""Record batches: Kafka's unit of storage and transfer, between bytes and values.
+"""Record batches: Kafka's unit of storage and transfer, converted between bytes and
+values.
 
-Layout of a v2 batch: a 61-byte head (kernels/layout.py, HEADER), then the records, compressed as one stream if
-the attributes say so. Base offset, length and leader epoch lie before the CRC's range, so a leader stamps them in
-place.
+Layout of a v2 batch: a 61-byte head (kernels/layout.py, HEADER), then the records,
+compressed as one stream if the attributes contain a codec. Base offset, length and
+leader epoch precede the range of the CRC, so a leader can write them in place.
 
 Rules:
-- Reading trusts nothing: length, magic, CRC, count and every length inside a record are checked, in Kafka's order and
-  with Kafka's verdict (storage format sections 1.8 and 1.9).
-- A batch covers the offsets base_offset..last_offset, whatever records compaction has left in it.
+- Reading trusts nothing: length, magic, CRC, count and every length inside a record are
+  checked, in Kafka's order and with Kafka's result (storage format sections 1.8 and
+  1.9).
+- A batch covers the offsets base_offset..last_offset, whatever records compaction has
+  left in it.
 - Formats v0 and v1 are read through format/legacy.py and never written.
 
-This module sees no file: paths and positions are only passed through into errors.
+This module does not access files: paths and positions are only used in errors.
 """
 
 from __future__ import annotations
@@ -58,13 +61,15 @@ if TYPE_CHECKING:
 
 __all__ = ["HEADER", "RecordBatch", "encode", "prepare_append", "read_batches"]
 
-#: Of a batch with the default batch.size and some more: its encoder need not ask for memory again and again.
+#: Enough for a batch with the default batch.size, so that its encoder rarely needs to
+#: allocate more memory.
 _USUAL_BYTES: Final = 20 << 10
 _HEADER: Final = struct.Struct(layout.HEADER_FORMAT)
 _PREFIX: Final = struct.Struct(">qiib")
 _BASE_OFFSET: Final = struct.Struct(">q")
 _LEADER_EPOCH: Final = struct.Struct(">i")
-#: Records of one batch that are decoded at once, for callers that need them one after the other: 2 to 5 MB of objects.
+#: Number of records of one batch that are decoded at once for callers that iterate: 2
+#: to 5 MB of objects.
 SLICE_ROWS: Final = 32_768
 
 #: Types of control records (storage format section 1.10).
@@ -79,7 +84,7 @@ CONTROL_TYPES: Final = {
 }
 
 
-#: Those that end a transaction.
+#: The types that end a transaction.
 TRANSACTION_ENDS: Final = frozenset({"ABORT", "COMMIT"})
 _MARKER_BITS: Final = CONTROL_BIT | TRANSACTIONAL_BIT
 _MARKER_KEY: Final = struct.Struct(">hh")  # version, type
@@ -87,13 +92,11 @@ _MARKER_VALUE: Final = struct.Struct(">hi")  # version, coordinator epoch
 
 
 class Marker(NamedTuple):
-    """Content of a control batch.
+    """The content of a control batch."""
 
-    kind: ABORT, COMMIT and so on; UNKNOWN for other types and batches. coordinator_epoch: of the coordinator that ended
-    a transaction, -1 where the batch does not say.
-    """
-
+    #: ABORT, COMMIT and so on; UNKNOWN for other types and batches.
     kind: str
+    #: Epoch of the coordinator that ended the transaction, -1 if the batch has none.
     coordinator_epoch: int
 
 
@@ -101,9 +104,11 @@ class Marker(NamedTuple):
 class RecordBatch:
     """One batch, or one v0/v1 entry, over borrowed bytes.
 
-    data: exactly the batch's bytes; valid as long as the batch object is kept. path, position: where it came from. The
-    other fields are the head's (milliseconds, -1 for none); v0 and v1 entries have -1 where they have no such field,
-    and a base_offset that for a compressed wrapper is the offset of its last record.
+    `data` contains exactly the bytes of the batch, and is valid as long as the batch
+    object is referenced. `path` and `position` are its source. The other fields are
+    those of the head (milliseconds, -1 for none). In v0 and v1 entries, missing fields
+    are -1. The base_offset of a compressed wrapper there is the offset of its last
+    record.
     """
 
     data: memoryview
@@ -126,10 +131,14 @@ class RecordBatch:
     def parse(
         cls, data: Buffer, at: int = 0, limit: int | None = None, *, path: str | None = None, origin: int = 0
     ) -> RecordBatch | None:
-        """The batch that starts at byte `at`; None when it is not whole before limit (an incomplete tail).
+        """Return the batch that starts at byte `at`, or None if it is incomplete at
+        `limit`.
 
-        origin is added to positions in errors: where data begins in its file. Raises CorruptBatchError for a length or
-        magic that no batch has. The CRC is not checked here, see verify().
+        `origin` is the position of `data` in its file, for errors. The CRC is not
+        checked here, see verify().
+
+        Raises:
+            CorruptBatchError: no batch has this length or magic.
         """
         view = memoryview(data).cast("B")
         if limit is None:
@@ -182,7 +191,7 @@ class RecordBatch:
                 found=size,
             )
         head = _HEADER.unpack_from(raw)
-        # Each by its name: a loop over names and values takes a microsecond more.
+        # Each field by its name: a loop over names and values takes a microsecond more.
         return cls(
             data=raw,
             path=path,
@@ -213,12 +222,14 @@ class RecordBatch:
 
     @property
     def next_offset(self) -> int:
-        """The offset after this batch, also when compaction took its last records."""
+        """The offset after this batch, even if compaction removed its last records."""
         return self.last_offset + 1
 
     @property
     def codec(self) -> Codec:
-        """Raises UnsupportedCodecError for the undefined types 5-7."""
+        """The compression codec. Raises UnsupportedCodecError for the undefined types
+        5-7.
+        """
         return codec_of(self.attributes)
 
     @property
@@ -234,8 +245,9 @@ class RecordBatch:
 
     @property
     def timestamp_type(self) -> int:
-        """Kafka's number for whose clock the timestamps are of: 0 CreateTime, 1 LogAppendTime, -1 for v0, which has
-        none.
+        """Kafka's number for the clock of the timestamps.
+
+        0 is CreateTime, 1 is LogAppendTime, and -1 is v0, which has no timestamps.
         """
         if self.magic:
             return int(self.is_append_time)
@@ -251,20 +263,22 @@ class RecordBatch:
 
     @property
     def delete_horizon_ms(self) -> int | None:
-        """When the tombstones in this batch may go, if the cleaner has set a time."""
+        """The time from which the tombstones in this batch may be removed, if the
+        cleaner set one.
+        """
         if self.magic == 2 and self.attributes & DELETE_HORIZON_BIT:
             return self.base_timestamp
         return None
 
     @property
     def last_sequence(self) -> int:
-        """Sequence of the last offset; wraps to 0 after 2^31-1; -1 when there is none."""
+        """Sequence of the last offset; wraps to 0 after 2^31-1; -1 if there is none."""
         if self.base_sequence < 0:
             return -1
         return (self.base_sequence + self.last_offset - self.base_offset) & INT32_MAX
 
     def verify(self) -> None:
-        """Checks the CRC over the whole batch. Raises CorruptBatchError."""
+        """Check the CRC of the whole batch. Raises CorruptBatchError."""
         if self.magic < 2:
             legacy.check(self.data, path=self.path, position=self.position)
             return
@@ -279,28 +293,39 @@ class RecordBatch:
             )
 
     def body(self, max_size: int = MAX_DECOMPRESSED_BYTES) -> Buffer:
-        """The records of a v2 batch, inflated to at most max_size bytes (RecordTooLargeError above it)."""
+        """Return the records of a v2 batch, inflated to at most max_size bytes.
+
+        Raises RecordTooLargeError for a larger body.
+        """
         raw = self.data[HEADER_SIZE:]
         if self.codec is Codec.NONE or self.record_count == 0:
             return raw
         return decompress(self.codec, raw, max_size=max_size, path=self.path, position=self.position)
 
     def records(self, *, max_size: int = MAX_DECOMPRESSED_BYTES) -> list[Record]:
-        """All records, the CRC checked first; for a control batch its control records.
+        """Return all records after checking the CRC; control records for a control
+        batch.
 
-        max_size: most bytes that the batch may inflate to. Raises CorruptBatchError, InvalidRecordError,
-        RecordTooLargeError, UnsupportedCodecError.
+        `max_size` limits the inflated size of the batch.
+
+        Raises:
+            CorruptBatchError, InvalidRecordError: the batch is damaged.
+            RecordTooLargeError: the batch inflates to more than `max_size`.
+            UnsupportedCodecError: the codec is undefined.
         """
         if self.magic == 2 and not self.attributes & CODEC_MASK:
-            try:  # in one call; a `with` of contextlib.suppress would take 0.6 us
+            # In one call; a `with` of contextlib.suppress would take 0.6 us.
+            try:
                 return kernel.decode_objects(self.data, 0, len(self.data))
             except (CorruptBatchError, InvalidRecordError):
-                pass  # record_slices() raises it again, with the path and the position in the file
+                # record_slices() raises it again, with the path and the position in the
+                # file.
+                pass
         (records,) = self.record_slices(INT32_MAX, max_size=max_size)
         return records
 
     def columns(self, *, max_size: int = MAX_DECOMPRESSED_BYTES) -> RecordColumns:
-        """The same as numpy columns. Arguments and errors as records()."""
+        """Return all records as numpy columns. Raises the same errors as records()."""
         if self.magic == 2 and not self.attributes & CODEC_MASK:
             rows = self.record_count
             if 0 <= rows <= len(self.data) // MIN_RECORD_SIZE:
@@ -309,13 +334,16 @@ class RecordBatch:
                     kernel.decode_columns(self.data, 0, len(self.data), block, rows)
                     return RecordColumns.from_block(self.data, block, rows)
                 except (CorruptBatchError, InvalidRecordError):
-                    pass  # as in records()
+                    # Like in records().
+                    pass
         (columns,) = self.column_slices(INT32_MAX, max_size=max_size)
         return columns
 
     def record_slices(self, rows: int, *, max_size: int = MAX_DECOMPRESSED_BYTES) -> Iterator[list[Record]]:
-        """As records(), in lists of at most that many rows: a few bytes may inflate to millions of records, and an
-        object of each takes ten times its bytes. Errors come when the iteration gets there.
+        """Yield the records in lists of at most `rows`.
+
+        A few bytes may inflate to millions of records, and their objects take ten times
+        as much memory. The errors of records() are raised during the iteration.
         """
         self.verify()
         if self.magic < 2:
@@ -327,22 +355,25 @@ class RecordBatch:
     def column_slices(
         self, rows: int, *, max_size: int = MAX_DECOMPRESSED_BYTES, strict: bool = False
     ) -> Iterator[RecordColumns]:
-        """As columns(), in parts of at most that many rows, at least one.
+        """Yield the records as columns in parts of at most `rows`, at least one part.
 
-        strict: refuses lengths that only some readers take.
+        With `strict`, lengths that only some readers accept are refused.
         """
         self.verify()
         if self.magic < 2:
             yield RecordColumns.from_records(Record(*fields, ()) for fields in self._legacy(max_size))
             return
         for body, count in self._bodies(rows, max_size):
-            # The kernel checks the count against the bytes before it writes; so must the allocation.
+            # The kernel checks the count against the bytes before it writes. The
+            # allocation must check it too.
             block = np.empty(max(0, min(count, len(body))) * ROW_SIZE, np.uint8)
             kernel.decode_body_columns(body, count, *self._bases(), block, self.path, self.position, strict)
             yield RecordColumns.from_block(memoryview(body), block, count)
 
     def _bodies(self, rows: int, max_size: int) -> Iterator[tuple[Buffer, int]]:
-        """(the bytes of at most that many inflated records, how many they are), in order; at least one."""
+        """Yield the bytes of at most `rows` inflated records and their number, at least
+        once.
+        """
         count = self.record_count
         body: Buffer = b""
         if count:
@@ -350,7 +381,8 @@ class RecordBatch:
         if count <= rows:
             yield body, count
             return
-        # Checked here too, for the slices would find it out only after many of them were delivered.
+        # Checked here too, because the slices would detect it only after many of them
+        # were returned.
         if count > len(body) // MIN_RECORD_SIZE:
             raise InvalidRecordError(BODY_REASONS[BODY_COUNT], path=self.path, position=self.position)
         view = memoryview(body)
@@ -366,8 +398,10 @@ class RecordBatch:
         return legacy.decode(self.data, max_size=max_size, path=self.path, position=self.position)
 
     def _bases(self) -> tuple[int, int, int | None]:
-        """The values that kernels add to the deltas of records: base offset, base timestamp, and the time of all under
-        LogAppendTime.
+        """Return the values for the deltas of records.
+
+        These are the base offset, the base timestamp, and under LogAppendTime the
+        timestamp of all records.
         """
         append_time_ms = None
         if self.is_append_time:
@@ -375,14 +409,14 @@ class RecordBatch:
         return self.base_offset, self.base_timestamp, append_time_ms
 
     def to_arrow(self) -> pyarrow.RecordBatch:
-        """The records as a pyarrow.RecordBatch, see columns.arrow_schema.
+        """Return the records as a pyarrow.RecordBatch, see columns.arrow_schema.
 
-        Errors as records(), and MissingDependencyError without pyarrow.
+        Raises the same errors as records(), and MissingDependencyError without pyarrow.
         """
         return self.columns().to_arrow()
 
     def marker(self) -> Marker:
-        """The content of a control batch. Errors as records()."""
+        """Return the content of a control batch. Raises the same errors as records()."""
         if self.is_control:
             records = self.records()
         else:
@@ -399,15 +433,22 @@ class RecordBatch:
         return Marker(kind, _MARKER_VALUE.unpack_from(value)[1])
 
     def control_type(self) -> str:
-        """ABORT, COMMIT and so on for a control batch; UNKNOWN for other types and batches. Errors as records()."""
+        """Return ABORT, COMMIT and so on for a control batch, UNKNOWN otherwise.
+
+        Raises the same errors as records().
+        """
         return self.marker().kind
 
 
 def read_batches(data: Buffer, *, path: str | None = None) -> Iterator[RecordBatch]:
-    """The batches in a buffer, as found in a .log file, a Produce request or a Fetch response.
+    """Yield the batches in a buffer from a .log file, a Produce request or a Fetch
+    response.
 
-    Stops quietly at an incomplete last batch, as Kafka's readers do. Raises CorruptBatchError at a length or magic
-    that no batch has. CRCs are checked when a batch's records are read.
+    An incomplete last batch ends the iteration without an error, as in Kafka's readers.
+    CRCs are checked when a batch's records are read.
+
+    Raises:
+        CorruptBatchError: no batch has this length or magic.
     """
     at = 0
     while (batch := RecordBatch.parse(data, at, path=path)) is not None:
@@ -416,7 +457,7 @@ def read_batches(data: Buffer, *, path: str | None = None) -> Iterator[RecordBat
 
 
 def compressor(codec: Codec, config: LogConfig) -> Callable[[Buffer], bytes] | None:
-    """A function that the encoder calls on each batch's records; None for no compression."""
+    """Return a function that compresses a batch's records; None for no compression."""
     if codec is Codec.NONE:
         return None
     levels = {
@@ -429,7 +470,7 @@ def compressor(codec: Codec, config: LogConfig) -> Callable[[Buffer], bytes] | N
 
 
 def target_codec(config: LogConfig, source: Codec) -> Codec:
-    """The codec a batch is stored with: its own under compression.type=producer."""
+    """Return the codec to store a batch with: its own under compression.type=producer."""
     if config.compression_type == "producer":
         return source
     return codec_named(config.compression_type)
@@ -450,16 +491,17 @@ def encode(
     base_sequence: int = -1,
     max_bytes: int = INT32_MAX,
 ) -> bytes:
-    """One v2 batch of (key, value[, headers[, timestamp_ms]]) tuples.
+    """Return one v2 batch of (key, value[, headers[, timestamp_ms]]) tuples.
 
-    now_ms: timestamp of records without one; -1, which says that they have none, by default. Raises InvalidRecordError,
-    InvalidTimestampError, RecordTooLargeError.
+    `now_ms` is the timestamp of records without one; the default -1 means no timestamp.
+    Raises InvalidRecordError, InvalidTimestampError and RecordTooLargeError.
     """
     kind = codec_named(codec)
     attributes = kind | APPEND_TIME_BIT * append_time | TRANSACTIONAL_BIT * transactional | CONTROL_BIT * control
     compress = None
     if kind is not Codec.NONE:
-        compress = compressor(kind, LogConfig())  # only then: making the settings takes longer than a record
+        # Only in this case, because creating the settings takes longer than a record.
+        compress = compressor(kind, LogConfig())
     out = bytearray(_USUAL_BYTES)
     size, _ = kernel.encode_records(
         out,
@@ -481,20 +523,30 @@ def encode(
 def prepare_append(
     data: Buffer, *, base_offset: int, leader_epoch: int, now_ms: int, config: LogConfig
 ) -> tuple[bytearray, list[EncodedBatch]]:
-    """Checks batches that a client encoded and stamps them for storage: what a Kafka leader does (section 1.9).
+    """Check batches that a client encoded and prepare them for storage, like a Kafka
+    leader (section 1.9).
 
-    data: whole batches, any magic; incomplete bytes behind the last one are dropped, as Kafka does. Returns the bytes
-    to store, offsets running from base_offset, and where each batch lies in them. The bytes are the client's own except
-    base offset, leader epoch and, where they must be corrected, max timestamp, timestamp type and CRC; a batch is
-    rebuilt only when its codec is not the topic's, its offsets are not 0, 1, 2, ... or it is v0 or v1.
+    `data` contains whole batches of any magic. Incomplete bytes after the last one are
+    dropped, as in Kafka. Returns the bytes to store, with offsets from base_offset on,
+    and the position of each batch in them. The client's bytes are changed only in base
+    offset and leader epoch, and if necessary in max timestamp, timestamp type and CRC.
+    A batch is encoded again only if its codec is not the topic's, its offsets are not
+    0, 1, 2, ... or it is v0 or v1.
 
-    Raises CorruptBatchError (also when there is no whole batch), InvalidRecordError, InvalidTimestampError,
-    RecordTooLargeError, UnsupportedCodecError; nothing is to be stored then. The rules that belong to the Produce
-    request (exactly one batch, base offset 0) are the broker's to check.
+    After an error nothing may be stored. The broker must check the rules of the Produce
+    request (exactly one batch, base offset 0).
+
+    Raises:
+        CorruptBatchError: a batch is damaged, or there is no whole batch.
+        InvalidRecordError, InvalidTimestampError, RecordTooLargeError: the topic does
+            not accept a record.
+        UnsupportedCodecError: the codec is undefined.
     """
-    # The usual case: one sound v2 batch that the topic takes as it is. Only its head is stamped.
+    # The usual case: one valid v2 batch that the topic accepts unchanged. Only its head
+    # is written.
     sound = kernel.sound_batch(data)
-    # A transaction of no producer can never be ended: the second byte of the attributes, the sign of the id.
+    # A transaction without a producer can never be ended: checks the second byte of the
+    # attributes, and the sign of the id.
     is_orphan = sound is not None and bool(data[CRC_START + 1] & TRANSACTIONAL_BIT and data[43] & 0x80)
     if sound is not None and not is_orphan and _may_stay(sound, len(data), now_ms, config):
         copy = bytearray(data)
@@ -521,7 +573,8 @@ def prepare_append(
         batch.verify()
     out = bytearray()
     stored: list[EncodedBatch] = []
-    # Plain entries of the old formats hold one record each, and become one batch together, as in Kafka.
+    # Uncompressed entries of the old formats contain one record each, and become one
+    # batch together, as in Kafka.
     if batches[0].magic < 2 and not batches[0].codec:
         groups = [batches]
     else:
@@ -542,14 +595,19 @@ def prepare_append(
 
 
 def _may_stay(sound: tuple[int, int, int, int], size: int, now_ms: int, config: LogConfig) -> bool:
-    """Whether the topic takes a batch as the client sent it: the case that needs no second look, and most of them."""
+    """Return whether the topic accepts a batch as the client sent it, without further
+    checks.
+
+    This is the most frequent case.
+    """
     _, oldest, newest, keyless = sound
     return (
         size <= config.max_message_bytes
         and config.compression_type in ("producer", "uncompressed")
         and not config.is_append_time
         and not (keyless and config.is_compacted)
-        # Both unlimited by default, and no time is near enough to the limits of int64 to need more care.
+        # Both are unlimited by default, and no time is near enough to the limits of
+        # int64 to need more care.
         and (newest == -1 or newest - now_ms <= config.message_timestamp_after_max_ms)
         and (oldest == -1 or now_ms - oldest <= config.message_timestamp_before_max_ms)
     )
@@ -558,7 +616,10 @@ def _may_stay(sound: tuple[int, int, int, int], size: int, now_ms: int, config: 
 def _prepare_one(
     group: list[RecordBatch], base_offset: int, leader_epoch: int, now_ms: int, config: LogConfig
 ) -> tuple[Buffer, int, int]:
-    """(bytes, last_offset, max_timestamp) of one v2 batch, or of v0/v1 entries that become one."""
+    """Return (bytes, last_offset, max_timestamp) of one v2 batch, or of v0/v1 entries.
+
+    The entries become one batch.
+    """
     first = group[0]
     where = first.position
     if first.magic == 2:
@@ -573,22 +634,23 @@ def _prepare_one(
             times = part.timestamps_ms
             checked_times: npt.NDArray[np.int64] | None = times
             if config.is_append_time:
-                checked_times = None  # replaced by the time of the append
+                # Replaced by the time of the append.
+                checked_times = None
             keyless = None
             if config.is_compacted:
                 keyless = part.key_sizes < 0
             _check_records(checked_times, keyless, now_ms, config, where, first_row=count)
             if has_append_time and (config.is_append_time or np.any(times == -1)):
                 raise InvalidTimestampError("a client may not mark a batch as LogAppendTime", position=where)
-            # Readers number the records of a batch from its head on: 0, 1, 2. If a client left gaps, the batch is
-            # encoded again.
+            # Readers number the records of a batch from its head on: 0, 1, 2. If a
+            # client left gaps, the batch is encoded again.
             dense = dense and np.array_equal(part.offsets - first.base_offset, np.arange(count, count + len(part)))
             count += len(part)
             max_timestamp = max(max_timestamp, int(times.max(initial=-1)))
-    # LogAppendTime: the one timestamp in the head stands for all records.
+    # Under LogAppendTime the one timestamp in the head applies to all records.
     if config.is_append_time:
         max_timestamp = now_ms
-    # 2. Encode again, if the bytes cannot stay.
+    # 2. Encode the batch again, if the bytes cannot be used.
     source = Codec(first.attributes & CODEC_MASK)
     target = target_codec(config, source)
     if first.magic < 2 or source is not target or not dense:
@@ -601,7 +663,8 @@ def _prepare_one(
         scratch = bytearray()
         kept = 0
         if first.magic == 2:
-            # Codec and kind of time follow from the topic; of what the client set, only this bit stays.
+            # Codec and timestamp type follow from the topic. Only this bit of the
+            # client is kept.
             kept = first.attributes & TRANSACTIONAL_BIT
         size, _ = kernel.encode_records(
             scratch,
@@ -618,12 +681,12 @@ def _prepare_one(
             compressor(target, config),
         )
         return memoryview(scratch)[:size], base_offset + count - 1, max_timestamp
-    # 3. Else stamp the head. Base offset and leader epoch lie in front of what the CRC covers: stamping them needs no
-    # second pass over the data.
+    # 3. Otherwise write the head. The CRC does not cover base offset and leader epoch,
+    #    so this needs no second pass over the data.
     raw = bytearray(first.data)
     struct.pack_into(">q", raw, 0, base_offset)
     struct.pack_into(">i", raw, 12, leader_epoch)
-    # Attributes and times lie behind it, so where they change the CRC is computed again.
+    # The CRC covers attributes and times, so it is computed again if they change.
     if max_timestamp != first.max_timestamp or has_append_time != config.is_append_time:
         attributes = first.attributes & 0xFF & ~APPEND_TIME_BIT | APPEND_TIME_BIT * config.is_append_time
         struct.pack_into(">h", raw, CRC_START, attributes)
@@ -651,7 +714,10 @@ def _check_client_head(batch: RecordBatch) -> None:
 
 
 def time_ms(given: layout.Time | None) -> int | None:
-    """A time given by a user in milliseconds since the epoch; None stays None. Raises InvalidTimestampError."""
+    """Return a user's time in milliseconds since the epoch, or None.
+
+    Raises InvalidTimestampError.
+    """
     if given is None:
         return None
     found = layout.milliseconds(given)
@@ -663,24 +729,32 @@ def time_ms(given: layout.Time | None) -> int | None:
 
 
 def check_timestamps(times: Any, now_ms: int, config: LogConfig, position: int | None = None) -> None:
-    """Refuses record times, an array of int64 ms, outside the topic's limits; -1 is no time. InvalidTimestampError."""
+    """Raise InvalidTimestampError if a time is outside the topic's limits.
+
+    `times` is an array of int64 ms; -1 means no timestamp.
+    """
     _check_records(times, None, now_ms, config, position)
 
 
 def _check_records(
     times: Any, keyless: Any, now_ms: int, config: LogConfig, position: int | None, *, first_row: int = 0
 ) -> None:
-    """Refuses times as check_timestamps(), and records that keyless, an array of booleans, marks. The error names all
-    of them; its type is that for times if any time is refused, as in Kafka. times: None for a topic that stamps them
-    itself. first_row: how many records of the batch come before these.
+    """Refuse times like check_timestamps(), and records that `keyless` marks.
+
+    The error names all refused records. As in Kafka, its type is that for times if any
+    time is refused. `times` is None for a topic that writes them itself. `first_row` is
+    the number of earlier records in the batch.
     """
-    refused: dict[int, str] = {}  # number of the record in its batch -> why
-    late = np.zeros(0, np.int64)  # the times that are refused
+    # Number of the record in its batch -> reason.
+    refused: dict[int, str] = {}
+    # The refused times.
+    late = np.zeros(0, np.int64)
     before_ms = config.message_timestamp_before_max_ms
     after_ms = config.message_timestamp_after_max_ms
     expected = f"{now_ms} - {before_ms} to {now_ms} + {after_ms}"
     if times is not None and len(times) and min(before_ms, after_ms) < INT64_MAX:
-        # Compared with the limits, which are ints of any size, before they are made int64.
+        # Compared with the limits, which are ints of any size, before they become
+        # int64.
         low = max(now_ms - before_ms, -(2**63))
         high = min(now_ms + after_ms, 2**63 - 1)
         found = np.flatnonzero(((times < low) | (times > high)) & (times != -1))
@@ -705,10 +779,11 @@ def _check_records(
 
 
 def front_of(batch: RecordBatch, offset: int, config: LogConfig) -> bytes:
-    """A batch cut to the offsets below offset, as bytes to store; nothing when the batch begins there.
+    """Return a batch truncated to the offsets below `offset`; empty if it begins there.
 
-    A v2 batch keeps its head, codec and the bytes of the records that stay; it covers the offsets up to offset - 1
-    also where they hold no record. Entries of the old formats become v2 batches of a record each.
+    A v2 batch keeps its head, its codec and the bytes of the remaining records. It
+    covers the offsets up to offset - 1, even those without a record. Entries of the old
+    formats become v2 batches with one record each.
     """
     records = batch.records(max_size=config.max_decompressed_bytes)
     kept = list(itertools.takewhile(lambda record: record.offset < offset, records))
@@ -717,7 +792,8 @@ def front_of(batch: RecordBatch, offset: int, config: LogConfig) -> bytes:
         return b"".join(encode(rows, base_offset=record.offset, leader_epoch=0) for record, rows in one)
     if batch.base_offset >= offset:
         return b""
-    # The bytes of the kept records, found by the lengths in front of them: none is encoded again.
+    # The lengths before the records give the bytes of the kept records, so none is
+    # encoded again.
     body = memoryview(batch.body(config.max_decompressed_bytes))
     stop = 0
     for _ in kept:
@@ -731,9 +807,11 @@ def front_of(batch: RecordBatch, offset: int, config: LogConfig) -> bytes:
         front = pack(front)
     raw = bytearray(batch.data[:HEADER_SIZE])
     raw += front
-    # What the head says of the records: length, attributes, last offset delta, max timestamp, count.
+    # Fields of the head that depend on the records: length, attributes, last offset
+    # delta, max timestamp, count.
     struct.pack_into(">i", raw, 8, len(raw) - LOG_OVERHEAD)
-    if not kept:  # an emptied batch says that it is not compressed
+    # An emptied batch is marked as not compressed.
+    if not kept:
         struct.pack_into(">h", raw, CRC_START, batch.attributes & ~CODEC_MASK)
     struct.pack_into(">i", raw, 23, offset - 1 - batch.base_offset)
     if kept and not batch.is_append_time:
@@ -744,7 +822,9 @@ def front_of(batch: RecordBatch, offset: int, config: LogConfig) -> bytes:
 
 
 def empty_batch(base_offset: int, last_offset: int, leader_epoch: int) -> bytes:
-    """A v2 batch without records that covers offsets, as compaction leaves them (storage format section 1.4)."""
+    """Return a v2 batch without records that covers offsets, as after compaction
+    (storage format section 1.4).
+    """
     head = (base_offset, HEADER_SIZE - LOG_OVERHEAD, leader_epoch, 2, 0, 0, last_offset - base_offset)
     raw = bytearray(_HEADER.pack(*head, -1, -1, -1, -1, -1, 0))
     stamp_crc(raw)
@@ -752,7 +832,7 @@ def empty_batch(base_offset: int, last_offset: int, leader_epoch: int) -> bytes:
 
 
 def are_markers(facts: layout.Facts) -> npt.NDArray[np.bool_]:
-    """Which of some batches are control batches of transactions, by their heads."""
+    """Return which batches are control batches of transactions, by their heads."""
     are: npt.NDArray[np.bool_] = (facts["magic"] == 2) & (facts["attributes"] & _MARKER_BITS == _MARKER_BITS)
     return are
 
@@ -766,8 +846,9 @@ def transaction_marker(
     marker: Marker,
     append_time: bool = False,
 ) -> bytes:
-    """The control batch that ends a transaction (storage format section 1.10). producer: its id and epoch. marker: of
-    kind ABORT or COMMIT.
+    """Return the control batch that ends a transaction (storage format section 1.10).
+
+    `producer` is an id and an epoch. `marker` must be of kind ABORT or COMMIT.
     """
     assert marker.kind in TRANSACTION_ENDS, marker
     producer_id, producer_epoch = producer
@@ -788,7 +869,9 @@ def transaction_marker(
 
 
 def stamp_crc(raw: bytearray) -> None:
-    """Writes the CRC of a whole v2 batch after its attributes or timestamps were changed."""
+    """Write the CRC of a whole v2 batch after its attributes or timestamps were
+    changed.
+    """
     struct.pack_into(">I", raw, PREFIX_SIZE, crc32c(memoryview(raw)[CRC_START:]))
 
 

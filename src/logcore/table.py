@@ -2,11 +2,13 @@
 
 Rules:
 - A record sets its key, a tombstone removes it, a record without a key is ignored.
-- Each use of the table first reads the new records of the log; a read-only log checks its files for that.
-- The table starts over after a truncation, and after a deletion of records that it had not read. Nothing else makes it
-  start over: compaction leaves the last record of each key.
+- Each use of the table first reads the new records of the log; a read-only log checks
+  its files for that.
+- The table starts over after a truncation, and after a deletion of records that it had
+  not read. Compaction does not make it start over, because it keeps the last record of
+  each key.
 
-All keys and values are in memory. The table writes nothing, and starts no thread.
+All keys and values are in memory. The table writes nothing and starts no thread.
 """
 
 from __future__ import annotations
@@ -20,13 +22,16 @@ import numpy as np
 from logcore.errors import OffsetOutOfRangeError
 from logcore.reader import Isolation, LogReader, fs_of
 
-#: How often a table starts over if the log is truncated again and again meanwhile.
+#: How often a table starts over if the log is truncated repeatedly during a read.
 _ATTEMPTS: Final = 10
 
 
 class Table(Mapping[bytes, bytes]):
-    """Made by Log.table(). May be used from several threads. Each use sees the log of that moment, so a key found while
-    iterating may be missing afterwards; snapshot() is of one moment. Raises what reading the log raises.
+    """The latest value of each key of a log, created by Log.table().
+
+    Any thread may use it. Each use sees the log at that moment, so a key found while
+    iterating may be missing later; snapshot() returns one moment. Raises the errors of
+    reading the log.
     """
 
     def __init__(self, log: LogReader, *, isolation: Isolation = "read_uncommitted") -> None:
@@ -37,7 +42,8 @@ class Table(Mapping[bytes, bytes]):
         self._offset = log.log_start_offset
         self._cuts = log.times_truncated
         self._make_lock()
-        fs_of(log).after_fork(self._make_lock)  # a thread of the parent may hold it, and does not run in the child
+        # A thread of the parent may hold it, and does not run in the child.
+        fs_of(log).after_fork(self._make_lock)
 
     def _make_lock(self) -> None:
         self._lock = threading.Lock()
@@ -47,17 +53,17 @@ class Table(Mapping[bytes, bytes]):
 
     @property
     def offset(self) -> int:
-        """All records below it were taken in."""
+        """The table includes all records below this offset."""
         return self._offset
 
     def snapshot(self) -> dict[bytes, bytes]:
-        """A copy of the whole table as it is now."""
+        """Return a copy of the whole table as it is now."""
         self.refresh()
         with self._lock:
             return self._values.copy()  # type: ignore[return-value]
 
     def refresh(self) -> int:
-        """Reads the new records of the log; returns the offset behind them."""
+        """Read the new records of the log; return the offset after them."""
         self._log.refresh()
         with self._lock:
             for _ in range(_ATTEMPTS):
@@ -86,8 +92,8 @@ class Table(Mapping[bytes, bytes]):
         for columns in log.scan(self._offset, end, isolation=self._isolation):
             keys = columns.keys()
             values.update(zip(keys, columns.values(), strict=True))  # type: ignore[arg-type]
-            # The update has put tombstones and records without a key into the table too. Remove them, unless a later
-            # record of this chunk has set the key again.
+            # The update has also stored tombstones and records without a key. Remove
+            # them, unless a later record of this chunk has set the key again.
             for row in np.flatnonzero((columns.value_sizes < 0) | (columns.key_sizes < 0)).tolist():
                 key = keys[row]
                 if key is None or values.get(key, b"") is None:
@@ -98,7 +104,8 @@ class Table(Mapping[bytes, bytes]):
 
     def __getitem__(self, key: bytes) -> bytes:
         self.refresh()
-        with self._lock:  # _catch_up() holds it while tombstones of a chunk are in the table
+        # _catch_up() holds the lock while the table contains tombstones of a chunk.
+        with self._lock:
             value = self._values[key]
         assert value is not None, "tombstones are not kept"
         return value
@@ -120,9 +127,11 @@ class Table(Mapping[bytes, bytes]):
 
 
 class TopicTable(Mapping[bytes, bytes]):
-    """The tables of all partitions of a topic as one; made by LogDir.table().
+    """The tables of all partitions of a topic as one mapping, created by
+    LogDir.table().
 
-    A key is looked for in one partition after the other: a producer always chooses the same one for it.
+    A key is searched in one partition after the other: a producer always chooses the
+    same one for it.
     """
 
     def __init__(self, tables: Sequence[Table]) -> None:
@@ -133,7 +142,7 @@ class TopicTable(Mapping[bytes, bytes]):
         return f"<TopicTable {list(self.partitions)}>"
 
     def refresh(self) -> list[int]:
-        """Reads the new records of each partition; returns the offsets behind them."""
+        """Read the new records of each partition; return the offsets after them."""
         return [table.refresh() for table in self.partitions]
 
     def __getitem__(self, key: bytes) -> bytes:

@@ -1,11 +1,12 @@
 """A topic as one table: its partitions, appended to by key and read together.
 
 Rules:
-- Records of one partition come in the order of their offsets. Between partitions there is no order but the one asked
-  for.
-- Where a reading begins and ends is fixed for all partitions when it is asked for, those that there are then.
+- Records of one partition are returned in the order of their offsets. Between
+  partitions only the requested order applies.
+- The start and the end of a read are fixed for all partitions when it is requested. It
+  covers the partitions that exist then.
 
-This module opens no log (logdir.py does) and decodes nothing.
+This module does not open logs (logdir.py does) and does not decode records.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from logcore.log import Log
 from logcore.partition.scan import Scan
 from logcore.reader import Isolation, record_lists, span_of, tail_together
 
-#: Where a reading of a topic begins or ends: a time, or an offset for each partition that does not begin at its start.
+#: Start or end of a read of a topic: a time, or offsets by partition, with a default
+#: for partitions that are not named.
 Position = datetime | Mapping[int, int]
 Order = Literal["partition", "time"]
 
@@ -53,9 +55,10 @@ class Directory(Protocol):
 
 
 class Topic:
-    """One topic of a directory; made by LogDir.topic(). name: of the topic.
+    """One topic of a directory, created by LogDir.topic().
 
-    All methods may be called from several threads. They raise TopicNotFoundError once the topic is deleted.
+    Any thread may call its methods. They raise TopicNotFoundError once the topic is
+    deleted.
     """
 
     def __init__(self, directory: Directory, name: str) -> None:
@@ -71,11 +74,11 @@ class Topic:
 
     @property
     def partitions(self) -> tuple[int, ...]:
-        """Numbers of the partitions, rising."""
+        """The sorted numbers of the partitions."""
         return self._directory.partitions(self.name)
 
     def partition(self, number: int) -> Log:
-        """The log of one partition, as LogDir.partition() gives it."""
+        """Return the log of one partition, like LogDir.partition()."""
         return self._directory.partition(self.name, number)
 
     def append(
@@ -88,7 +91,7 @@ class Topic:
         partition: int | None = None,
         durability: Level | None = None,
     ) -> Receipt:
-        """See LogDir.append()."""
+        """Append a record, see LogDir.append()."""
         return self._directory.append(
             self.name,
             value,
@@ -108,13 +111,19 @@ class Topic:
         isolation: Isolation = "read_uncommitted",
         order: Order = "partition",
     ) -> Iterator[TopicRecord]:
-        """The records of all partitions, or of those given, between two positions.
+        """Return the records of all partitions, or of those given, between two
+        positions.
 
-        start, end: a datetime with a time zone, which is looked up in each partition (the first record at or after
-        that), or a mapping of partitions to offsets; by default, and for partitions that the mapping does not name,
-        their log start and their high watermark. order: "partition" gives one partition after the other; "time" merges
-        them by their timestamps, each partition still in the order of its offsets. Errors as Log.read(), and
-        TopicNotFoundError for a partition that there is not.
+        `start` and `end` are a datetime with a time zone, or a mapping of partitions to
+        offsets. A datetime means the first record at or after it in each partition. The
+        default, also for partitions that a mapping does not name, is the log start and
+        the high watermark.
+
+        `order` "partition" returns one partition after the other. "time" merges them by
+        their timestamps, and keeps the order of offsets within each partition.
+
+        Raises the same errors as Log.read(), and TopicNotFoundError for a missing
+        partition.
         """
         if order not in ("partition", "time"):
             raise InvalidConfigError("order", expected="'partition' or 'time'", found=repr(order))
@@ -135,10 +144,11 @@ class Topic:
         isolation: Isolation = "read_uncommitted",
         columns: Iterable[str] = TOPIC_COLUMNS,
     ) -> Scan:
-        """The same as columns, one partition after the other: a Scan with the columns topic and partition.
+        """Return the records as columns, one partition after the other.
 
-        columns: those wanted, of topic, partition, offset, timestamp, key, value, headers. Errors as read(), and
-        InvalidConfigError for a column that there is not.
+        The result is a Scan with the columns topic and partition. `columns` selects
+        from topic, partition, offset, timestamp, key, value, headers. Raises the same
+        errors as read(), and InvalidConfigError for an unknown column.
         """
         spans = []
         for number, log in self._logs(partitions, start, end):
@@ -153,11 +163,14 @@ class Topic:
         partitions: Iterable[int] | None = None,
         timeout: float | None = None,
     ) -> Iterator[TopicRecord]:
-        """The records from start on, by default the present ends, and then new ones of any partition as they come.
+        """Yield the records from `start` on, by default the present ends, then new ones
+        as they arrive.
 
-        start, partitions: as for read(), but partitions that a mapping does not name are followed from their end.
-        Partitions that are added later are not followed. timeout: seconds without a new record after which the
-        iteration ends; None waits for ever. Ends when one of the logs is closed. Errors as read().
+        `start` and `partitions` are those of read(), but partitions that a mapping does
+        not name are followed from their end. Partitions added later are not followed.
+        After `timeout` seconds without a new record the iteration ends; None waits
+        indefinitely. It also ends when one of the logs is closed. Raises the same
+        errors as read().
         """
         numbers, logs, offsets = self.begin_tail(start, partitions)
         return self._tail(numbers, tail_together(logs, offsets, timeout))
@@ -165,13 +178,17 @@ class Topic:
     def begin_tail(
         self, start: Position | None, partitions: Iterable[int] | None
     ) -> tuple[list[int], list[Log], list[int]]:
-        """For tail(): the numbers of the partitions, their logs, and where each begins. Errors as read()."""
+        """Return the partition numbers, their logs and start offsets for tail().
+
+        Raises the same errors as read().
+        """
         chosen = list(self._logs(partitions, start, None))
         numbers = [number for number, _ in chosen]
         logs = [log for _, log in chosen]
         offsets = [_begin_of_tail(number, log, start) for number, log in chosen]
         for log, offset in zip(logs, offsets, strict=True):
-            log.read(offset)  # raises now what the iteration would raise later
+            # Raises errors of the iteration now instead of later.
+            log.read(offset)
         return numbers, logs, offsets
 
     def _tail(self, numbers: Sequence[int], followed: Iterator[tuple[int, list[Record]]]) -> Iterator[TopicRecord]:
@@ -181,7 +198,9 @@ class Topic:
     def record_lists(
         self, start: Position | None, end: Position | None, partitions: Iterable[int] | None
     ) -> Iterator[list[TopicRecord]]:
-        """The records of read(), in lists of some hundred. Raises the same errors."""
+        """Return the records of read() in lists of some hundred. Raises the same
+        errors.
+        """
         chosen: list[tuple[int, Iterator[list[Record]]]] = []
         for number, log in self._logs(partitions, start, end):
             first, last = _bounds(number, log, start, end)
@@ -189,7 +208,7 @@ class Topic:
         return (kernel.place_records(self.name, number, records) for number, lists in chosen for records in lists)
 
     def _logs(self, partitions: Iterable[int] | None, start: object, end: object) -> Iterator[tuple[int, Log]]:
-        """The partitions asked for, read-only ones as they are now."""
+        """Yield the requested partitions; read-only logs are refreshed."""
         known = self.partitions
         if partitions is not None and not isinstance(partitions, Iterable):
             raise InvalidConfigError("partitions is a list of numbers", expected=f"[{partitions}]", found=partitions)
@@ -226,7 +245,7 @@ def _check_position(position: object, topic: str, known: Sequence[int]) -> None:
 
 
 def _bounds(number: int, log: Log, start: Position | None, end: Position | None) -> tuple[int, int | None]:
-    """(first offset, end offset) of a reading in one partition."""
+    """Return (first offset, end offset) of a read in one partition."""
     first = _offset_at(number, log, start)
     return log.log_start_offset if first is None else first, _offset_at(number, log, end)
 
