@@ -1,12 +1,15 @@
-"""The small text files of a log directory: offset checkpoints, leader epochs, our own notes.
+"""The small text files of a log directory: offset checkpoints, leader epochs, logcore's
+own metadata.
 
 Rules (storage format section 6; docs/crashes.md, section 3):
-- One way to write: `<name>.tmp`, sync, rename, sync of the directory. A reader sees the old content or the new.
-- A reserve beside them lets a full disk be emptied: it becomes the `.tmp`.
-- A file that cannot be understood counts as absent: the caller gets None or an empty result. Only a failing disk
-  raises. All files are caches but the topics and the given producer ids, whose caller refuses to guess.
+- There is one way to write: `<name>.tmp`, sync, rename, sync of the directory. A reader
+  sees the old content or the new.
+- A reserve file beside them allows a full disk to be emptied: it becomes the `.tmp`.
+- An invalid file counts as missing: the caller gets None or an empty result. Only a
+  failing disk raises an error. All files are caches except the topics and the producer
+  ids, whose callers refuse to guess.
 
-This module knows no segment and makes no decision from what it reads.
+This module does not read segments and makes no decisions from the content.
 """
 
 from __future__ import annotations
@@ -46,14 +49,17 @@ PRODUCER_IDS: Final = "logcore.producer-ids"
 POLICY: Final = "logcore.policy"
 DURABLE_END: Final = "logcore.durable"
 TURN: Final = "logcore.turn"
-#: Exists while this library alone has written a partition since its seals were checked. Kafka compacts a partition
-#: without updating its seals, but first it loads the partition, and then it removes all files that end in .deleted.
+#: Exists while only this library has written a partition since its checksum files were
+#: checked. Kafka compacts a partition without updating them. But first it loads the
+#: partition, and then it removes all files that end in .deleted.
 SEALS_HOLD: Final = "logcore.seals-hold.deleted"
 RESERVE: Final = "logcore.reserve"
-_RESERVE_BYTES: Final = 16 << 10  # a checkpoint of some hundred partitions; more where one is larger already
+# A checkpoint of some hundred partitions; more if a file is already larger.
+_RESERVE_BYTES: Final = 16 << 10
 _RESERVE_MARK: Final = b"logcore reserve\n"
 
-#: The files that tell a log directory, and the directory of a partition, from any other.
+#: The files that distinguish a log directory, and a partition's directory, from any
+#: other.
 DIRECTORY_FILES: Final = (
     RECOVERY_POINT,
     LOG_START,
@@ -66,28 +72,32 @@ DIRECTORY_FILES: Final = (
     PRODUCER_IDS,
     CLOCK,
 )
-#: Those of them that grow with the number of partitions.
+#: The files whose size depends on the number of partitions.
 _GROWING_FILES: Final = (RECOVERY_POINT, LOG_START, HIGH_WATERMARK, CLEANER, TOPICS)
 PARTITION_FILES: Final = (LEADER_EPOCH, PARTITION_METADATA, POLICY, DURABLE_END)
 
-_MAX_SIZE: Final = 64 << 20  # a checkpoint of a million partitions; anything larger is not one of ours
+# A checkpoint of a million partitions. A larger file is not from logcore.
+_MAX_SIZE: Final = 64 << 20
 _DURABLE: Final = struct.Struct(">8sI")
 
 
 def ensure_directory(fs: FS, path: str) -> None:
-    """Makes a directory unless it exists, and makes sure that its name survives a power cut. Raises StorageWriteError.
+    """Create a directory unless it exists, and make its name durable. Raises
+    StorageWriteError.
 
-    An empty directory is treated as new: the process that created it may have been killed before it synced the name, or
-    that sync may have failed. A process that creates a directory puts nothing into it before the name is durable.
+    An empty directory is treated as new: the process that created it may have been
+    killed before it synced the name, or that sync may have failed. A process that
+    creates a directory adds no files before the name is durable.
     """
     if not fs.is_directory(path) or not fs.listdir(path):
         make_directories(fs, path)
 
 
 def make_directories(fs: FS, path: str) -> None:
-    """Like mkdir -p, and makes each new name durable in its parent."""
+    """Create a directory like mkdir -p, and make each new name durable in its parent."""
     parent = os.path.dirname(path)
-    if parent == path:  # a root exists
+    # A root exists.
+    if parent == path:
         return
     if parent:
         ensure_directory(fs, parent)
@@ -106,14 +116,15 @@ def make_directories(fs: FS, path: str) -> None:
     try:
         fs.sync_dir(parent or ".")
     except StorageWriteError as error:
-        # The parent of a directory that an administrator made for us may be closed to us. We cannot have made it.
+        # An administrator may have created the directory in a parent that this process
+        # cannot open. This process cannot have created it.
         if is_new or not isinstance(error.__cause__, PermissionError):
             raise
 
 
 @contextlib.contextmanager
 def expecting_directory(fs: FS, directory: str) -> Generator[None, None, None]:
-    """Turns the FileNotFoundError of a directory that was removed while it was open into LogNotFoundError."""
+    """Raise LogNotFoundError for a FileNotFoundError because the directory was removed."""
     try:
         yield
     except FileNotFoundError as error:
@@ -125,11 +136,12 @@ def expecting_directory(fs: FS, directory: str) -> Generator[None, None, None]:
 def write(
     fs: FS, directory: str, name: str, content: bytes, *, reserve: str | None = None, temporary: str | None = None
 ) -> None:
-    """Replaces a file so that a crash leaves either the old content or the new, durable when this returns.
+    """Replace a file durably; a crash leaves either the old content or the new.
 
-    reserve: a log directory whose reserve may be used when the disk is full; for a write that precedes a deletion, or
-    that closes a directory. temporary: the path that gets the new content first, where several writers may replace the
-    file at once; each has its own.
+    `reserve` is a log directory whose reserve may be used on a full disk. It is for a
+    write before a deletion, or at close. `temporary` is the path that first gets the
+    new content. If several writers may replace the file concurrently, each needs its
+    own.
     """
     path = os.path.join(directory, name)
     if temporary is None:
@@ -140,7 +152,8 @@ def write(
             fs.pwrite(handle, content, 0)
             fs.fsync(handle)
     except DiskFullError:
-        with contextlib.suppress(FileNotFoundError):  # the part that was written takes room
+        # The part that was written uses space.
+        with contextlib.suppress(FileNotFoundError):
             fs.unlink(temporary)
         if reserve is None or not _write_to_reserve(fs, reserve, temporary, content):
             raise
@@ -148,25 +161,35 @@ def write(
         reserve = None
     fs.rename(temporary, path)
     fs.sync_dir(directory)
-    if reserve is not None:  # it was used: make another one. The file that was replaced has left room for it
-        if reserve != directory:  # the reserve was renamed from one directory into another; this one has lost a name
+    # The reserve was used, so create another one. The replaced file has left space for
+    # it.
+    if reserve is not None:
+        # The reserve was moved from one directory to another, so this one has lost a
+        # name.
+        if reserve != directory:
             fs.sync_dir(reserve)
         keep_reserve(fs, reserve)
 
 
 def keep_reserve(fs: FS, directory: str) -> None:
-    """Holds room on the disk for the small files that go before a deletion, so that a full disk can be emptied."""
+    """Reserve disk space for the small files written before a deletion.
+
+    With it a full disk can be emptied.
+    """
     path = os.path.join(directory, RESERVE)
-    with contextlib.suppress(LogcoreError, OSError):  # a missing reserve is no reason to fail
+    # A missing reserve is not an error.
+    with contextlib.suppress(LogcoreError, OSError):
         largest = max(_size_or_zero(fs, os.path.join(directory, name)) for name in _GROWING_FILES)
         size_bytes = _RESERVE_BYTES + largest // _RESERVE_BYTES * _RESERVE_BYTES
         if _size_or_zero(fs, path) >= size_bytes:
             return
-        # Make a new file instead of extending the old one, which may be a checkpoint too: see _write_to_reserve().
+        # Create a new file instead of extending the old one, which may be a checkpoint
+        # too: see _write_to_reserve().
         with contextlib.suppress(FileNotFoundError):
             fs.unlink(path)
         with opened(fs, path, write=True, create=True, exclusive=True) as handle:
-            # Random bytes: a file system that compresses would keep no room for zeros.
+            # Random bytes, because a file system with compression would reserve no
+            # space for zeros.
             fs.pwrite(handle, _RESERVE_MARK + fs.random_bytes(size_bytes - len(_RESERVE_MARK)), 0)
             fs.fsync(handle)
 
@@ -179,10 +202,11 @@ def _size_or_zero(fs: FS, path: str) -> int:
 
 
 def _write_to_reserve(fs: FS, directory: str, temporary: str, content: bytes) -> bool:
-    """Makes the reserve the temporary file, whose room on the disk is already taken. False if there is no reserve.
+    """Use the reserve, whose disk space is allocated, as the temporary file.
 
-    The rename comes first, so that two threads never write to one file. After a crash the name of the reserve may exist
-    beside that of a checkpoint, for the same file, so the file is written to only if it begins as a reserve does.
+    Returns False if there is no reserve. The rename comes first, so that two threads
+    never write to one file. After a crash the reserve and a checkpoint may be names of
+    the same file. The file is therefore written only if it begins like a reserve.
     """
     try:
         fs.rename(os.path.join(directory, RESERVE), temporary)
@@ -199,7 +223,7 @@ def _write_to_reserve(fs: FS, directory: str, temporary: str, content: bytes) ->
 
 
 def read(fs: FS, directory: str, name: str) -> bytes | None:
-    """Content of a small file, None when there is none."""
+    """Return the content of a small file, None if it does not exist."""
     try:
         with opened(fs, os.path.join(directory, name)) as handle:
             return fs.pread(handle, min(fs.size(handle), _MAX_SIZE), 0)
@@ -208,12 +232,13 @@ def read(fs: FS, directory: str, name: str) -> bytes | None:
 
 
 def _numbered_lines(content: bytes | None, fields: int) -> list[list[str]]:
-    """Lines of a version 0 checkpoint, [] when any of it is not as it should be."""
+    """Return the lines of a version 0 checkpoint, [] if any part of it is invalid."""
     try:
         lines = (content or b"").decode().split("\n")
         if len(lines) < 2 or int(lines[0]) != 0:
             return []
-        rows = [line.split() for line in lines[2:] if line]  # behind the version and the number of rows
+        # After the version and the number of rows.
+        rows = [line.split() for line in lines[2:] if line]
         if len(rows) != int(lines[1]) or any(len(row) != fields for row in rows):
             return []
         return rows
@@ -227,7 +252,10 @@ def _checkpoint(rows: Iterable[str]) -> bytes:
 
 
 def read_offsets(fs: FS, directory: str, name: str) -> dict[Key, int]:
-    """An offset checkpoint: (topic, partition) -> offset. Empty when absent or damaged, as in Kafka."""
+    """Return an offset checkpoint: (topic, partition) -> offset.
+
+    A missing or damaged file is empty, as in Kafka.
+    """
     offsets = {}
     try:
         for topic, partition, offset in _numbered_lines(read(fs, directory, name), 3):
@@ -238,27 +266,36 @@ def read_offsets(fs: FS, directory: str, name: str) -> dict[Key, int]:
 
 
 class OffsetCheckpoints:
-    """The offset checkpoints of a directory: where no other process writes it, parsed once and written from memory.
+    """The offset checkpoints of a directory. Any thread may call its methods.
 
-    All methods may be called from several threads.
+    If no other process writes the directory, they are parsed once and written from
+    memory.
     """
 
     def __init__(
         self, fs: FS, directory: str, *, changing: Callable[[], contextlib.AbstractContextManager[None]] | None = None
     ) -> None:
-        """changing(): keeps other processes that write to the directory away; None if there are none."""
+        """Create the checkpoints of a directory.
+
+        `changing` locks out other processes that write to the directory; None if there
+        are none.
+        """
         self._fs = fs
         self._directory = directory
         self._changing = changing
         self._lock = threading.Lock()
-        self._files: dict[str, dict[Key, int]] = {}  # as on disk, by name; replaced whole, under _lock
+        # Content on disk, by name; replaced as a whole, under _lock.
+        self._files: dict[str, dict[Key, int]] = {}
 
     def get(self, name: str, key: Key) -> int | None:
-        """The offset of a partition in a checkpoint."""
+        """Return the offset of a partition in a checkpoint."""
         return self.all(name).get(key)
 
     def all(self, name: str) -> Mapping[Key, int]:
-        """All offsets of a checkpoint; not to be changed. Raises StorageReadError."""
+        """Return all offsets of a checkpoint, which must not be changed.
+
+        Raises StorageReadError.
+        """
         with self._lock:
             return self._read_locked(name)
 
@@ -270,10 +307,12 @@ class OffsetCheckpoints:
         holds: Callable[[Key, int | None], bool] | None = None,
         may_use_reserve: bool = False,
     ) -> None:
-        """Sets offsets of a checkpoint, or removes those that are None, and keeps the others.
+        """Set offsets of a checkpoint, or remove those that are None, and keep the
+        others.
 
-        holds: asked just before the write, with no other write between, whether a change is still true.
-        may_use_reserve: for a write that makes room on a full disk, or closes. Raises what write() raises.
+        `holds` is called just before the write, with no other write in between, and
+        returns whether a change is still valid. `may_use_reserve` is for a write that
+        makes room on a full disk, or at close. Raises the same errors as write().
         """
         keeps_others_away: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if self._changing is not None:
@@ -291,7 +330,8 @@ class OffsetCheckpoints:
             if offsets == before:
                 return
             rows = (f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(offsets.items()))
-            # Forget what is known before the write: if it fails, the disk may have the old content or the new.
+            # Drop the cached content before the write: if it fails, the disk may have
+            # the old content or the new.
             self._files.pop(name, None)
             reserve = None
             if may_use_reserve:
@@ -301,13 +341,17 @@ class OffsetCheckpoints:
 
     def _read_locked(self, name: str) -> dict[Key, int]:
         known = self._files.get(name)
-        if known is None or self._changing is not None:  # another process may have replaced the file
+        # Another process may have replaced the file.
+        if known is None or self._changing is not None:
             known = self._files[name] = read_offsets(self._fs, self._directory, name)
         return known
 
 
 def read_epochs(fs: FS, directory: str) -> list[tuple[int, int]]:
-    """Leader epochs as (leader_epoch, start_offset), rising in both. Empty when absent or damaged."""
+    """Return leader epochs as (leader_epoch, start_offset), increasing in both.
+
+    Empty if the file is missing or damaged.
+    """
     try:
         epochs = [(int(epoch), int(start)) for epoch, start in _numbered_lines(read(fs, directory, LEADER_EPOCH), 2)]
     except ValueError:
@@ -326,17 +370,17 @@ def write_epochs(fs: FS, directory: str, epochs: Iterable[tuple[int, int]], *, r
 
 @attrs.frozen
 class Notes:
-    """Content of logcore.policy: what the next opening is to know of a partition.
+    """The content of logcore.policy: partition metadata for the next opening."""
 
-    policy: how the last writer promised durability, None when unknown, as in directories that Kafka wrote. dense_from:
-    from this offset on the log has no gap, because logcore made it and compacted nothing above; INT64_MAX where no
-    note says so. producers: whether there may be batches of idempotent producers, or markers. replicated: whether the
-    last writer left the high watermark to replication.
-    """
-
+    #: The durability of the last writer; None if unknown, as in directories that Kafka
+    #: wrote.
     policy: Durability | None = None
+    #: From this offset on the log has no gap, because logcore wrote it and compacted
+    #: nothing above. INT64_MAX if unknown.
     dense_from: int = INT64_MAX
+    #: Whether there may be batches of idempotent producers, or markers.
     producers: bool = True
+    #: Whether replication moved the high watermark of the last writer.
     replicated: bool = False
 
 
@@ -367,12 +411,12 @@ def write_notes(fs: FS, directory: str, notes: Notes, *, reserve: str | None = N
 
 
 def properties(content: bytes) -> dict[str, str]:
-    """The values in meta.properties, by name."""
+    """Return the values in meta.properties by name."""
     return {name: value or "" for name, value in property_lines(content)}
 
 
 def property_lines(content: bytes) -> Iterator[tuple[str, str | None]]:
-    """Each (name, value) of meta.properties; None where a line has no '='."""
+    """Yield each (name, value) of meta.properties; None if a line has no '='."""
     for line in content.decode("utf-8", "replace").splitlines():
         line = line.strip()
         if line and not line.startswith(("#", "!")):
@@ -384,7 +428,7 @@ def property_lines(content: bytes) -> Iterator[tuple[str, str | None]]:
 
 
 def topic_id(content: bytes) -> str:
-    """The id that partition.metadata has for its topic, 22 characters of base64url; "" when it has none."""
+    """Return the topic id in partition.metadata, 22 characters of base64url, or ""."""
     found = re.search(rb"^topic_id: *([A-Za-z0-9_-]{22})$", content, re.MULTILINE)
     if found:
         return found[1].decode()
@@ -392,22 +436,25 @@ def topic_id(content: bytes) -> str:
 
 
 def pack_topics(rows: Iterable[Mapping[str, Any]]) -> bytes:
-    """Content of logcore.topics: a first line with the CRC-32 of the rest, then a JSON object for each topic."""
+    """Return the content of logcore.topics.
+
+    The first line has the CRC-32 of the rest. Each topic is a JSON object.
+    """
     return _pack_rows("topics", rows)
 
 
 def unpack_topics(content: bytes) -> list[dict[str, Any]] | None:
-    """The rows of logcore.topics, None when its CRC does not match."""
+    """Return the rows of logcore.topics, None if the CRC does not match."""
     return _unpack_rows("topics", content)
 
 
 def pack_groups(rows: Iterable[Mapping[str, Any]]) -> bytes:
-    """Content of logcore.groups, which is built like that of topics."""
+    """Return the content of logcore.groups, in the format of logcore.topics."""
     return _pack_rows("groups", rows)
 
 
 def unpack_groups(content: bytes) -> list[dict[str, Any]] | None:
-    """The rows of logcore.groups, None when its CRC does not match."""
+    """Return the rows of logcore.groups, None if the CRC does not match."""
     return _unpack_rows("groups", content)
 
 
@@ -432,7 +479,7 @@ def _unpack_rows(what: str, content: bytes) -> list[dict[str, Any]] | None:
 
 
 def unpack_producer_ids(content: bytes) -> int | None:
-    """The end of the producer ids that logcore.producer-ids says were given out, None when it is no number."""
+    """Return the end of the allocated producer ids, None if the content is invalid."""
     found = re.fullmatch(rb"(\d{1,18}) ([0-9a-f]{8})\n", content)
     if found and int(found[2], 16) == zlib.crc32(found[1]):
         return int(found[1])
@@ -440,18 +487,24 @@ def unpack_producer_ids(content: bytes) -> int | None:
 
 
 def pack_producer_ids(end: int) -> bytes:
-    """Content of logcore.producer-ids: the number and its CRC-32, because a wrong one would give ids out twice."""
+    """Return the content of logcore.producer-ids: the number and its CRC-32.
+
+    A wrong number would allocate ids twice.
+    """
     return b"%d %08x\n" % (end, zlib.crc32(b"%d" % end))
 
 
 def pack_checked(facts: Mapping[str, Any], *, copies: int = 1) -> bytes:
-    """A JSON object on a line behind the CRC-32 of its text. copies: 2 for content that must survive a damaged byte."""
+    """Return a line with the CRC-32 of a JSON object, then the object.
+
+    Two `copies` are for content that must survive a damaged byte.
+    """
     text = json.dumps(facts, separators=(",", ":")).encode()
     return (b"%08x %s\n" % (zlib.crc32(text), text)) * copies
 
 
 def unpack_checked(content: bytes) -> dict[str, Any] | None:
-    """The object of the first line whose CRC is right, None when there is no such line."""
+    """Return the object of the first line with a correct CRC, None if there is none."""
     for line in content.splitlines():
         crc, _, text = line.partition(b" ")
         try:
@@ -466,18 +519,20 @@ def unpack_checked(content: bytes) -> dict[str, Any] | None:
 
 
 class ShownEnd(NamedTuple):
-    """Up to where readers in other processes may read.
+    """The offset up to which readers in other processes may read."""
 
-    offset: -1 where the file is damaged. is_replicated: whether it is a high watermark that replication moves, which
-    may be anywhere in the log; else it is the durable end, which is in the last segment.
-    """
-
+    #: -1 if the file is damaged.
     offset: int
+    #: True for a high watermark moved by replication, which may be anywhere in the log.
+    #: False for the durable end, which is in the last segment.
     is_replicated: bool = False
 
 
 def pack_shown_end(offset: int, *, is_replicated: bool = False) -> bytes:
-    """Content of logcore.durable, with its own CRC; the complement of the offset for a replicated log."""
+    """Return the content of logcore.durable, with its own CRC.
+
+    For a replicated log it contains the complement of the offset.
+    """
     number = offset
     if is_replicated:
         number = ~offset
@@ -486,8 +541,9 @@ def pack_shown_end(offset: int, *, is_replicated: bool = False) -> bytes:
 
 
 def read_shown_end(fs: FS, directory: str) -> ShownEnd | None:
-    """The content of logcore.durable; None if the file does not exist."""
-    for _ in range(3):  # the file is rewritten in place, so a read may see half of a write
+    """Return the content of logcore.durable; None if the file does not exist."""
+    # The file is rewritten in place, so a read may see part of a write.
+    for _ in range(3):
         content = read(fs, directory, DURABLE_END)
         if content is None:
             return None
@@ -498,7 +554,9 @@ def read_shown_end(fs: FS, directory: str) -> ShownEnd | None:
 
 
 def unpack_shown_end(content: bytes) -> ShownEnd | None:
-    """The content of logcore.durable from its bytes, None when the CRC does not match."""
+    """Return the end from the content of logcore.durable, None if the CRC does not
+    match.
+    """
     if len(content) < _DURABLE.size:
         return None
     packed, crc = _DURABLE.unpack_from(content)

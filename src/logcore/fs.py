@@ -1,15 +1,19 @@
-"""The only door to the disk, the clock and the operating system's locks.
+"""The only access to the disk, the clock and the operating system's locks.
 
 Rules:
-- Everything above works on one `FS` object. Files are opened to handles; every other call names a handle or a path.
-- Reads raise StorageReadError, writes StorageWriteError or DiskFullError, lack of descriptors or memory ResourceError;
-  each chains the OSError. FileNotFoundError and FileExistsError pass through: they are answers, not failures.
-- A symbolic link is not followed where a file or directory is opened, examined or removed by its name.
-- A write loops over short writes and either writes all or raises. Nothing is buffered, and nothing is written through a
-  mapping.
-- A mapping lives until the last view of it is gone; it is never closed by hand.
+- All other modules use one `FS` object. Files are opened to handles; every other call
+  takes a handle or a path.
+- Reads raise StorageReadError, writes StorageWriteError or DiskFullError, lack of
+  descriptors or memory ResourceError; each chains the OSError. FileNotFoundError and
+  FileExistsError are passed through: they are answers, not failures.
+- A symbolic link is not followed when a file or directory is opened, examined or
+  removed by its name.
+- A write loops over short writes and either writes all or raises. There is no
+  buffering, and no write goes through a mapping.
+- A mapping exists until its last view is dropped; it is never closed explicitly.
 
-This module never sees a record and decides nothing: log.py decides what to do after a failure.
+This module does not handle records and makes no decisions: log.py decides how to react
+to a failure.
 """
 
 from __future__ import annotations
@@ -44,7 +48,8 @@ from logcore.errors import (
 )
 from logcore.watches import Inotify, Polling, Watch, libc
 
-#: Errors of a write that mean "no room here". Truncating the file to its old size undoes such a write.
+#: Errors of a write that mean "no room". Truncating the file to its old size undoes
+#: such a write.
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NO_LINK: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS})
 _NO_SUCH_NAME: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
@@ -53,10 +58,10 @@ _NO_RESOURCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 FILE_PERMISSIONS: Final = 0o644
 DIRECTORY_PERMISSIONS: Final = 0o755
 _OTHERS_WRITE: Final = 0o022
-#: Pauses between two tries to lock a byte: the first one, and the longest.
+#: Pauses between two attempts to lock a byte: the first one, and the longest.
 _LOCK_PAUSE_SECONDS: Final = 0.0002
 _LOCK_PAUSE_LIMIT_SECONDS: Final = 0.005
-#: How much of a file is copied at once.
+#: Bytes of a file that are copied at once.
 _PIECE_BYTES: Final = 1 << 20
 _OPEN: Final = os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -64,7 +69,11 @@ Data = bytes | bytearray | memoryview
 
 
 def _find_guard() -> Any:
-    """The guard against unreadable pages of a mapping, which end the process; None without the compiled module."""
+    """Return the guard against unreadable pages of a mapping; None without the compiled
+    module.
+
+    Without it, such a page kills the process.
+    """
     try:
         return importlib.import_module("logcore.kernels._compiled")
     except ImportError:
@@ -89,20 +98,20 @@ class Boot:
 
 @attrs.define(eq=False)
 class Shared:
-    """State that all shares of a lock have in common, for as long as this process holds it.
-
-    state: the facts that logcore.claim keeps about the directory; None at first, written under the mutex.
-    """
+    """State common to all shares of a lock, for as long as this process holds it."""
 
     mutex: threading.Lock = attrs.Factory(threading.Lock)
+    #: The facts that logcore.claim stores about the directory; None at first, written
+    #: under the mutex.
     state: Any = None
 
 
 class Lock(Protocol):
-    """One share of the claim on a log directory, a partition's or a LogDir's, held until release().
+    """One share of the claim on a log directory, for a partition or a LogDir.
 
-    is_last: whether this process has claimed nothing else there. handle: of the lock file, for lock_byte(), if other
-    processes may write to the directory too; else -1.
+    It is held until release(). `is_last` means that this process has no other claim
+    there. `handle` is the lock file, for lock_byte(), if other processes may write to
+    the directory too; else -1.
     """
 
     shared: Shared
@@ -115,10 +124,11 @@ class Lock(Protocol):
 
 
 class FS(Protocol):
-    """The operations of a disk that the library uses. Paths are absolute or relative strings; handles are opaque ints.
+    """The operations of a disk that the library uses.
 
-    forks: how many forks lie between this process and the one that made the object. What was opened at another number
-    belongs to a parent process.
+    Paths are absolute or relative strings; handles are opaque ints. `forks` is the
+    number of forks between this process and the one that created the object. Files
+    opened at another number belong to a parent process.
     """
 
     forks: int
@@ -156,7 +166,7 @@ class FS(Protocol):
     def monotonic_ms(self) -> int: ...
 
     def thread_us(self) -> int:
-        """Microseconds of processor time that this thread has used."""
+        """Return the processor time that this thread has used, in microseconds."""
         ...
 
     def random_bytes(self, size: int) -> bytes: ...
@@ -164,8 +174,9 @@ class FS(Protocol):
 
 
 class SharedFS(FS, Protocol):
-    """The further operations for changing the same files in several processes: for the registry, and for the writers of
-    a shared log directory.
+    """Further operations for changing the same files in several processes.
+
+    The registry and the writers of a shared log directory use them.
     """
 
     def open(
@@ -191,7 +202,7 @@ class SharedFS(FS, Protocol):
 def opened(
     fs: FS, path: str, *, write: bool = False, create: bool = False, exclusive: bool = False
 ) -> Generator[int, None, None]:
-    """A handle of a file inside the `with`, closed behind it. Errors as FS.open()."""
+    """Open a file for the duration of a `with`. Raises the same errors as FS.open()."""
     handle = fs.open(path, write=write, create=create, exclusive=exclusive)
     try:
         yield handle
@@ -200,8 +211,9 @@ def opened(
 
 
 def copy_range(fs: FS, source: int, target: int, start: int, stop: int) -> int:
-    """Copies the bytes in [start, stop) of one handle to the beginning of another. Returns their number, which is lower
-    if the file has become shorter.
+    """Copy the bytes in [start, stop) of one handle to the beginning of another.
+
+    Returns their number, which is lower if the file has become shorter.
     """
     at = start
     while at < stop:
@@ -214,8 +226,10 @@ def copy_range(fs: FS, source: int, target: int, start: int, stop: int) -> int:
 
 
 class _Reading:
-    """Turns OSError into StorageReadError, except the two that only say whether a name exists. A context manager made
-    from a generator would cost 2 us.
+    """Converts OSError to StorageReadError, except the two about the existence of a
+    name.
+
+    A context manager made from a generator would cost 2 us.
     """
 
     __slots__ = ("_path",)
@@ -235,7 +249,7 @@ class _Reading:
 
 
 class _Writing(_Reading):
-    """The same with StorageWriteError."""
+    """Converts errors like _Reading, to StorageWriteError."""
 
     __slots__ = ()
 
@@ -257,7 +271,9 @@ class OsFS:
     def __init__(self) -> None:
         self.forks = 0
         self._paths: dict[int, str] = {}
-        self.guard = threading.RLock()  # of _locks and members; held over a fork, so that no child finds it held
+        # Guards _locks and members. Held during a fork, so that no child finds it
+        # locked.
+        self.guard = threading.RLock()
         self._locks: dict[tuple[int, int], _DirectoryLock] = {}
         self._heirs: dict[int, tuple[weakref.ref[Any], Callable[[Any], None]]] = {}
         self._heir_numbers = itertools.count()
@@ -275,7 +291,8 @@ class OsFS:
         self.forks += 1
         self.guard = threading.RLock()
         for held in self._locks.values():
-            os.close(held.handle)  # an open copy in the child would keep the lock after the parent's death
+            # An open copy in the child would keep the lock after the parent's death.
+            os.close(held.handle)
         self._locks.clear()
         for owner, forget in list(self._heirs.values()):
             living = owner()
@@ -283,13 +300,16 @@ class OsFS:
                 forget(living)
 
     def after_fork(self, forget: Callable[[], None]) -> None:
-        """Has a bound method called in forked children, for as long as its object lives. It replaces the object's
-        locks: a lock that another thread held at the moment of a fork stays locked in the child for ever.
+        """Register a bound method to call in forked children while its object exists.
+
+        It replaces the object's locks. A lock that another thread held during a fork
+        would remain locked forever in the child.
         """
         number = next(self._heir_numbers)
         heirs = self._heirs
         method: Any = forget
-        # Not WeakMethod: at the end of the process its own callback may find its module gone.
+        # Not WeakMethod: at the end of the process, its module may be gone when its
+        # callback runs.
         heirs[number] = weakref.ref(method.__self__, lambda _: heirs.pop(number, None)), method.__func__
 
     # -- files ---------------------------------------------------------------------------------------------------
@@ -303,7 +323,11 @@ class OsFS:
         exclusive: bool = False,
         permissions: int = FILE_PERMISSIONS,
     ) -> int:
-        """permissions: of a new file. If they let others write, an exclusive call sets them whatever the umask is."""
+        """Open a file. `permissions` apply to a new file.
+
+        If they let other users write, an exclusive call sets them regardless of the
+        umask.
+        """
         flags = _OPEN
         errors: _Reading
         if write:
@@ -332,18 +356,19 @@ class OsFS:
         os.close(handle)
 
     def path_of(self, handle: int) -> str:
-        """The path a handle was opened with, for messages."""
+        """Return the path that a handle was opened with, for messages."""
         return self._paths.get(handle, f"handle {handle}")
 
     def pread(self, handle: int, size: int, position: int) -> bytes:
-        """Up to size bytes; fewer only at the end of the file."""
+        """Read up to `size` bytes; fewer only at the end of the file."""
         try:
             data = os.pread(handle, size, position)
             if len(data) == size or not data:
                 return data
             parts = [data]
             got = len(data)
-            while got < size:  # a read may be short anywhere, not only at the end
+            # A read may be short anywhere, not only at the end.
+            while got < size:
                 data = os.pread(handle, size - got, position + got)
                 if not data:
                     break
@@ -383,7 +408,8 @@ class OsFS:
 
     def fsync(self, handle: int) -> None:
         try:
-            if sys.platform == "darwin":  # fsync there leaves the data in the drive's cache
+            # On this system fsync leaves the data in the drive's cache.
+            if sys.platform == "darwin":
                 fcntl.fcntl(handle, fcntl.F_FULLFSYNC)
             else:
                 os.fsync(handle)
@@ -391,9 +417,11 @@ class OsFS:
             _raise_sync(error, self.path_of(handle))
 
     def drop_cache(self, handle: int, position: int) -> bool:
-        """Drops a file from position on from the page cache, so that the next read comes from the disk.
+        """Drop a file from `position` on from the page cache, so that it is read from
+        the disk.
 
-        Returns whether no page is left; False also if that cannot be known. Pages that are not synced stay.
+        Returns whether no page is left; False also if that is unknown. Pages that are
+        not synced are kept.
         """
         if not hasattr(os, "posix_fadvise") or not _IS_LINUX:
             return False
@@ -402,7 +430,8 @@ class OsFS:
             size = os.fstat(handle).st_size - start
             os.posix_fadvise(handle, start, 0, os.POSIX_FADV_DONTNEED)
             return size <= 0 or not _is_cached(handle, start, size)
-        except OSError:  # the file system cannot tell
+        # The file system does not support this.
+        except OSError:
             return False
 
     def size(self, handle: int) -> int:
@@ -410,9 +439,10 @@ class OsFS:
             return os.fstat(handle).st_size
 
     def map(self, handle: int, size: int) -> memoryview:
-        """The first size bytes, read-only, 0 < size <= the file's size; valid as long as a view of it is kept.
+        """Map the first `size` bytes read-only, 0 < size <= the file's size.
 
-        The mapping takes no file descriptor: a log of a thousand segments would otherwise need as many.
+        The mapping is valid while a view of it is referenced. It uses no file
+        descriptor: a log of a thousand segments would otherwise need as many.
         """
         options: Any = {}
         if _HAS_TRACKFD:
@@ -423,8 +453,10 @@ class OsFS:
             return memoryview(mmap.mmap(handle, size, access=mmap.ACCESS_READ, **options))
 
     def is_readable(self, view: memoryview, *, touch: bool = False) -> bool:
-        """Whether all pages of a view's mapping could be read. The guard replaces a page by zeros if the file was
-        shortened or the disk cannot read it. touch: reads each page of the view first.
+        """Return whether all pages of a view's mapping could be read.
+
+        The guard replaces a page by zeros if the file was truncated or the disk cannot
+        read it. With `touch`, each page of the view is read first.
         """
         if _guard is None:
             return True
@@ -439,7 +471,9 @@ class OsFS:
             return os.lstat(path).st_size
 
     def identity(self, path_or_handle: str | int) -> tuple[int, int]:
-        """A value that two files of the same name, at different times, do not share."""
+        """Return a value that differs between two files with the same name at different
+        times.
+        """
         with _Reading(str(path_or_handle)):
             if isinstance(path_or_handle, int):
                 facts = os.fstat(path_or_handle)
@@ -448,11 +482,17 @@ class OsFS:
         return facts.st_dev, facts.st_ino
 
     def exists(self, path: str) -> bool:
-        """False only if no such name exists: a failing disk raises StorageReadError."""
+        """Return False only if no such name exists; a failing disk raises
+        StorageReadError.
+        """
         return _mode_of(path, os.lstat) is not None
 
     def is_directory(self, path: str) -> bool:
-        """False for a symbolic link: inside a log directory none is followed. real_path() resolves a path of users."""
+        """Return whether this is a directory; False for a symbolic link.
+
+        Links inside a log directory are not followed. real_path() resolves a user's
+        path.
+        """
         mode = _mode_of(path, os.lstat)
         return mode is not None and stat.S_ISDIR(mode)
 
@@ -461,14 +501,14 @@ class OsFS:
             return os.listdir(path)
 
     def mkdir(self, path: str, *, permissions: int = DIRECTORY_PERMISSIONS) -> None:
-        """permissions: as for open()."""
+        """Create a directory. For `permissions` see open()."""
         with _Writing(path):
             os.mkdir(path, permissions)
             if permissions & _OTHERS_WRITE:
                 os.chmod(path, permissions)
 
     def permissions(self, path: str) -> int:
-        """The nine bits that say who may read, write and execute."""
+        """Return the nine permission bits."""
         with _Reading(path):
             return os.stat(path).st_mode & 0o777
 
@@ -477,7 +517,9 @@ class OsFS:
             os.rename(source, target)
 
     def link(self, source: str, target: str) -> bool:
-        """Gives a file a second name. False if the file system cannot, such as for a name on another file system."""
+        """Create a hard link. Returns False if the file system cannot, for example
+        between file systems.
+        """
         with _Writing(target):
             try:
                 os.link(source, target, follow_symlinks=False)
@@ -496,12 +538,14 @@ class OsFS:
             os.rmdir(path)
 
     def modified_ms(self, path: str) -> int:
-        """When a file was last written, or a name in a directory last changed; milliseconds of the wall clock."""
+        """Return when a file, or the names in a directory, last changed, by the wall
+        clock.
+        """
         with _Reading(path):
             return os.lstat(path).st_mtime_ns // 1_000_000
 
     def sync_dir(self, path: str) -> None:
-        """Makes the names in a directory durable."""
+        """Make the names in a directory durable."""
         with _Writing(path):
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
         try:
@@ -512,13 +556,15 @@ class OsFS:
             os.close(handle)
 
     def free_bytes(self, path: str) -> int:
-        """Bytes that this process may still write on the disk of a directory."""
+        """Return how many bytes this process may still write on the disk of a
+        directory.
+        """
         with _Reading(path):
             facts = os.statvfs(path)
         return facts.f_bavail * facts.f_frsize
 
     def total_bytes(self, path: str) -> int:
-        """The size of the file system that a directory is on."""
+        """Return the size of the file system of a directory."""
         with _Reading(path):
             facts = os.statvfs(path)
         return facts.f_blocks * facts.f_frsize
@@ -538,20 +584,26 @@ class OsFS:
         return time.monotonic_ns() // 1_000_000
 
     def random_bytes(self, size: int) -> bytes:
-        """For ids that no other directory has."""
+        """Return random bytes, for ids that no other directory has."""
         return os.urandom(size)
 
     def yield_thread(self) -> None:
-        """Lets other threads of this process run, if any is ready; about a microsecond if none is."""
+        """Let other ready threads of this process run; takes about a microsecond if
+        there are none.
+        """
         time.sleep(0)
 
     # -- locks and watches ---------------------------------------------------------------------------------------
 
     def lock(self, directory: str, member: str, *, shared: bool = False) -> Lock:
-        """Claims member, a partition directory's name, below the log directory's lock, taking that first if needed.
+        """Claim `member`, a partition directory's name, under the log directory's lock.
 
-        shared: other processes may claim the directory too, if they say the same. Raises LogLockedError if any process
-        holds the directory in the other way, or if this process holds the member already.
+        The directory's lock is acquired first if necessary. With `shared`, other
+        processes may claim the directory too, if they also use `shared`.
+
+        Raises:
+            LogLockedError: a process holds the directory in the other mode, or this
+                process already holds the member.
         """
         path = os.path.join(directory, ".lock")
         with _Writing(path):
@@ -561,12 +613,14 @@ class OsFS:
         try:
             with self.guard:
                 held = self._locks.get(identity)
-                if held is None or held.pid != os.getpid():  # not held, or by the parent of a fork
+                # Not held, or held by the parent of a fork.
+                if held is None or held.pid != os.getpid():
                     held = self._locks[identity] = _DirectoryLock(self, identity, directory, is_shared=shared)
                     held.acquire()
                 claimed = held.claim(member, is_shared=shared)
             return claimed
-        except BaseException:  # an interrupt after the claim: the caller never gets it, so nobody would release it
+        # After an interrupt the caller never gets the claim and could not release it.
+        except BaseException:
             if claimed is not None:
                 claimed.release()
             raise
@@ -575,13 +629,16 @@ class OsFS:
         self._locks.pop(identity, None)
 
     def lock_byte(self, handle: int, byte: int, *, timeout_ms: int = 0, shared: bool = False) -> bool:
-        """Locks one byte of an open file, which need not exist, against all other openings of the file. False if
-        another opening holds it until the timeout.
+        """Lock one byte of an open file, which need not exist, against all other
+        openings of it.
 
-        shared: other openings may hold a shared lock on the byte too. A lock that this opening holds already changes to
-        the kind asked for. The lock belongs to the opening, not to a thread. It ends with unlock_byte(), with close(),
-        or with the death of the process and of the children that it forked. Needs open-file-description locks, which
-        Linux has.
+        Returns False if another opening holds it until the timeout. With `shared`,
+        other openings may hold a shared lock on the byte too. If this opening already
+        holds a lock, its kind is changed.
+
+        The lock belongs to the opening, not to a thread. It ends with unlock_byte(),
+        with close(), or with the death of the process and its forked children. It needs
+        open-file-description locks, which Linux has.
         """
         kind = fcntl.F_WRLCK
         if shared:
@@ -601,7 +658,10 @@ class OsFS:
         self._set_lock(handle, byte, fcntl.F_UNLCK)
 
     def is_byte_locked(self, handle: int, byte: int) -> bool:
-        """Whether another opening of the file holds a lock on the byte. It takes none itself."""
+        """Return whether another opening of the file holds a lock on the byte.
+
+        This takes no lock itself.
+        """
         request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
         with _Reading(self.path_of(handle)):
             answer = fcntl.fcntl(handle, self._ofd("F_OFD_GETLK", handle), request)
@@ -624,11 +684,11 @@ class OsFS:
         return int(number)
 
     def watch(self, *directories: str, closing: Sequence[str] = ()) -> Watch:
-        """Watches by inotify if the system has it (0.35 ms to notice an append), else checks the files each
-        millisecond.
+        """Watch directories with inotify (0.35 ms to detect an append), or by checks
+        each millisecond.
 
-        closing: directories in which only the end of a writer counts: a file that was open for writing is closed, or a
-        file is renamed.
+        For directories in `closing`, only the end of a writer counts: a file open for
+        writing is closed, or a file is renamed.
         """
         if sys.platform == "linux":
             with contextlib.suppress(OSError):
@@ -636,7 +696,7 @@ class OsFS:
         return Polling([*directories, *closing])
 
     def boot(self) -> Boot:
-        """Zeros if the system has no such ids."""
+        """Return the ids of this boot; zeros if the system has none."""
         boot_id = bytes(16)
         time_namespace = 0
         with (
@@ -649,14 +709,15 @@ class OsFS:
         return Boot(boot_id, time_namespace)
 
     def host_name(self) -> str:
-        """For messages and names that people read; it identifies no machine."""
+        """Return a name for messages that people read; it does not identify a machine."""
         return os.uname().nodename
 
 
 def _mode_of(path: str, look: Callable[[str], os.stat_result]) -> int | None:
     try:
         return look(path).st_mode
-    except ValueError:  # a name that no file system can hold
+    # No file system can hold this name.
+    except ValueError:
         return None
     except OSError as error:
         if error.errno in _NO_SUCH_NAME:
@@ -669,22 +730,24 @@ def _raise_sync(error: OSError, path: str) -> NoReturn:
     raise StorageWriteError(f"sync failed: {error.strerror}", path=path) from error
 
 
-#: Bytes of the lock file of a shared directory. Each process that shares the directory holds the first one for reading.
-#: The second is locked only by a process that has the directory alone: it locks all bytes. claim.py and
-#: partition/turns.py use further bytes.
+#: Bytes of the lock file of a shared directory. Each process that shares the directory
+#: holds the first one for reading. Only a process that uses the directory alone locks
+#: the second, because it locks all bytes. claim.py and partition/turns.py use further
+#: bytes.
 PRESENCE_BYTE: Final = 0
 PRIVATE_BYTE: Final = 4
-#: How long to wait for a process that is leaving, and holds the first byte alone while it does.
+#: How long to wait for a process that is leaving, and holds the first byte exclusively.
 JOIN_SECONDS: Final = 10
 _FLOCK: Final = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, len, pid
 
 
 class _DirectoryLock:
-    """Kafka's `.lock`: a record lock that a Java broker respects, shared by all partitions this process writes.
+    """Kafka's `.lock`: a record lock that a Java broker respects, shared by all
+    partitions that this process writes.
 
-    A POSIX record lock is dropped silently when any descriptor of the file in this process is closed; an
-    open-file-description lock is not. If the system has only the former, lockf is used, and this object never opens the
-    file twice.
+    A POSIX record lock is lost silently when any descriptor of the file in this process
+    is closed; an open-file-description lock is not. If the system has only the former,
+    lockf is used, and this object never opens the file twice.
     """
 
     def __init__(self, fs: OsFS, identity: tuple[int, int], directory: str, *, is_shared: bool) -> None:
@@ -694,7 +757,8 @@ class _DirectoryLock:
         self.is_shared = is_shared
         self.pid = os.getpid()
         self.forks = fs.forks
-        # Bound methods are made now, because drop() may run when no memory is left to make them.
+        # Bound methods are created here, because drop() may run when there is no memory
+        # for them.
         self._enter = fs.guard.acquire
         self._leave = fs.guard.release
         self.members: set[str] = set()
@@ -702,7 +766,10 @@ class _DirectoryLock:
         self.handle = -1
 
     def acquire(self) -> None:
-        """Takes the lock, or raises and holds nothing. An interrupt behind __init__() would leave it held for ever."""
+        """Acquire the lock, or raise and hold nothing.
+
+        An interrupt after __init__() would otherwise leave it held forever.
+        """
         try:
             self._acquire()
         except BaseException:
@@ -739,7 +806,8 @@ class _DirectoryLock:
             ) from None
         if self.is_shared:
             return
-        # The note names the holder for the message above: the kernel does not tell who holds a lock of this kind.
+        # The file names the holder for the message above, because the kernel does not
+        # report the holder of such a lock.
         with contextlib.suppress(OSError):
             handle = os.open(owner, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _OPEN, 0o644)
             try:
@@ -756,16 +824,21 @@ class _DirectoryLock:
         if reason:
             raise LogLockedError(reason, path=path, pid=self.pid, host=os.uname().nodename)
         claimed = _MemberLock(self, member, self.shared)
-        self.members |= {member}  # no call that an interrupt could follow
+        # No call here that an interrupt could follow.
+        self.members |= {member}
         return claimed
 
     def drop(self, member: str) -> None:
-        """Gives a member back, and the lock with the last one. It allocates no memory, because it also runs after a
-        MemoryError.
+        """Release a member, and the lock with the last one.
+
+        This allocates no memory, because it also runs after a MemoryError.
         """
-        if self.forks != self.fs.forks:  # a forked child: the lock is the parent's
+        # In a forked child the lock belongs to the parent.
+        if self.forks != self.fs.forks:
             return
-        self._enter()  # keeps another thread from claiming a member of a lock that is about to be given up
+        # Keeps another thread from claiming a member of a lock that is about to be
+        # released.
+        self._enter()
         try:
             self.members.discard(member)
             if not self.members:
@@ -773,7 +846,8 @@ class _DirectoryLock:
                 os.close(self.handle)
                 if self.is_shared:
                     return
-                with contextlib.suppress(OSError):  # the note is a courtesy, the lock is what counts
+                # The file is only informative; the lock is decisive.
+                with contextlib.suppress(OSError):
                     os.unlink(os.path.join(self.directory, "logcore.owner"))
         finally:
             self._leave()
@@ -810,9 +884,11 @@ def _lock_file(handle: int) -> None:
 
 
 def _join(handle: int) -> None:
-    """Takes the share of one process among several. It waits for a process that holds the byte alone for a moment,
-    because it is leaving, and not for one that has the directory alone, which has locked the whole file. Raises OSError
-    as _lock_file() does.
+    """Acquire the share of one process among several.
+
+    This waits for a process that holds the byte exclusively for a moment because it is
+    leaving. It does not wait for a process that uses the directory alone, which has
+    locked the whole file. Raises OSError like _lock_file().
     """
     deadline = time.monotonic() + JOIN_SECONDS
     while True:
@@ -829,7 +905,10 @@ def _join(handle: int) -> None:
 
 
 def _holder(handle: int, owner: str) -> tuple[int | None, str | None]:
-    """(pid, host) of the holder of the lock: from the kernel for a Java broker, from our own note for us."""
+    """Return (pid, host) of the lock's holder.
+
+    For a Java broker they come from the kernel, for logcore from its own file.
+    """
     if hasattr(fcntl, "F_OFD_GETLK"):
         with contextlib.suppress(OSError):
             answer = fcntl.fcntl(handle, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
@@ -841,11 +920,14 @@ def _holder(handle: int, owner: str) -> tuple[int | None, str | None]:
             facts = json.loads(file.read(4096))
         return int(facts["pid"]), str(facts["host"])
     except (OSError, ValueError, KeyError, TypeError):
-        return None, None  # the note is a courtesy: without it the message names no holder
+        # The file is only informative; without it the message names no holder.
+        return None, None
 
 
 def _map(handle: int, size: int) -> memoryview:
-    """mmap(2) itself, because before 3.13 Python's keeps a duplicate of the descriptor."""
+    """Call mmap(2) directly, because before 3.13 Python's mmap keeps a duplicate of the
+    descriptor.
+    """
     library = libc()
     library.mmap.restype = ctypes.c_void_p
     library.mmap.argtypes = [
@@ -853,7 +935,8 @@ def _map(handle: int, size: int) -> memoryview:
     ]  # fmt: skip
     try:
         address = library.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, handle, 0)
-    except ctypes.ArgumentError as error:  # it found no memory for an argument
+    # There was no memory for an argument.
+    except ctypes.ArgumentError as error:
         raise MemoryError from error
     if address is None or address == ctypes.c_void_p(-1).value:
         number = ctypes.get_errno()
@@ -862,13 +945,14 @@ def _map(handle: int, size: int) -> memoryview:
     guard = 0
     if _guard is not None:
         guard = _guard.guard_mapping(address, size)
-    # Not at exit: views that are in use until then must not lose their pages. The mapping ends with the process.
+    # Not at exit: views that are used until then must keep their pages. The mapping
+    # ends with the process.
     weakref.finalize(mapped, _unmap, address, size, guard).atexit = False
     return memoryview(mapped).cast("B").toreadonly()
 
 
 def _is_cached(handle: int, start: int, size: int) -> bool:
-    """Whether memory holds any page of a part of a file, by mincore(2)."""
+    """Return whether memory holds any page of a part of a file, by mincore(2)."""
     library = libc()
     library.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
     with mmap.mmap(handle, size, access=mmap.ACCESS_COPY, offset=start) as mapped:
@@ -883,17 +967,20 @@ def _is_cached(handle: int, start: int, size: int) -> bool:
 
 
 def _unmap(address: int, size: int, guard: int) -> None:
-    if guard:  # first: the next mapping at this address may belong to other code
+    # First, because the next mapping at this address may belong to other code.
+    if guard:
         _guard.release_mapping(guard)
     libc().munmap(ctypes.c_void_p(address), ctypes.c_size_t(size))
 
 
 def offers_descriptors(fs: FS) -> bool:
-    """Whether the handles of fs are descriptors that compiled code may write to directly. Those of a subclass of OsFS
-    are not: it has to see each call.
+    """Return whether handles of `fs` are descriptors that compiled code may write to.
+
+    Those of a subclass of OsFS are not, because it must see each call.
     """
     return type(fs) is OsFS
 
 
-#: The operating system's files, shared by all logs of this process: record locks belong to the process as a whole.
+#: The operating system's files, shared by all logs of this process, because record
+#: locks belong to the process as a whole.
 OS: Final = OsFS()
