@@ -1,18 +1,23 @@
-"""One partition: a log that is appended to at its end and read from any offset.
+"""One partition: a log with appends at its end and reads from any offset.
 
-Write path: append encodes a batch with its final offset, the active segment writes it with one system call, and the
-visible end moves up. Read path: find the segment by base offset, search its index, walk the batch heads, and decode
-the bytes into records, columns or Arrow.
+Write path: append encodes a batch with its final offset, the active segment writes it
+with one system call, and the visible end increases. Read path: find the segment by base
+offset, search its index, walk the batch heads, and decode the bytes into records,
+columns or Arrow.
 
 Rules (docs/design.md states these promises for users):
-- There is one writer. An append is whole or leaves no byte. After an error the log is as before, or refuses writes.
-- The durability policy says when an append is acknowledged. A failed sync is never repeated: it poisons the log, which
-  then refuses writes until it is opened again. Opening checks what is on disk.
-- Readers see records below the visible end. If appends wait for the disk, these are the records on disk; otherwise all
-  written records. Only truncate() takes back what readers have seen.
-- Offsets rise and are never reused, except above the offset of a truncate().
+- There is one writer. An append is stored completely or not at all. After an error the
+  log is as before, or refuses writes.
+- The durability policy determines when an append is acknowledged. A failed sync is
+  never repeated: it poisons the log, which then refuses writes until it is opened
+  again. Opening checks the content of the disk.
+- Readers see records below the visible end. If appends wait for a sync, these are the
+  durable records; otherwise all written records. Only truncate() removes records that
+  readers have seen.
+- Offsets increase and are never reused, except above the offset of a truncate().
 
-This module does not know other partitions. It starts no threads: tick() does the work that is due.
+This module does not know other partitions. It starts no threads: tick() does the work
+that is due.
 """
 
 from __future__ import annotations
@@ -70,7 +75,8 @@ OnCorruption = Literal["fail", "quarantine"]
 _INT16_MAX: Final = 2**15 - 1
 #: Position of the producer id in a batch. A set sign bit means that the batch has no producer id.
 _PRODUCER_SIGN: Final = 43
-#: Characters that no file system can store: surrogates other than those that stand for undecodable bytes.
+#: Characters that no file system can store: surrogates, except those that represent
+#: undecodable bytes.
 _SURROGATE: Final = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 
 
@@ -78,21 +84,25 @@ _SURROGATE: Final = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 class LogStatistics:
     """Counters since the log was opened, and its present size.
 
-    segments: number of .log files. size_bytes: their total size. The offsets equal the log's properties. appends: calls
-    that stored something. syncs: successful syncs. rolls: new segments. records_appended, bytes_appended: records and
-    bytes of the written batches. All counters are 0 for a log opened read-only.
+    All counters are 0 for a log opened read-only. The offsets equal the log's
+    properties.
     """
 
+    #: Number of .log files, and their total size.
     segments: int
     size_bytes: int
     log_start_offset: int
     high_watermark: int
     log_end_offset: int
     durable_end_offset: int
+    #: Number of calls that stored something.
     appends: int
+    #: Records and bytes of the written batches.
     records_appended: int
     bytes_appended: int
+    #: Number of successful syncs.
     syncs: int
+    #: Number of new segments.
     rolls: int
 
 
@@ -156,7 +166,8 @@ def open_log(
     writer: Writer | None = None
     claim = claim_directory(fs, parent, name, shared=shared)
     try:
-        # Check again, under the turn of the directory: another process may have created it meanwhile.
+        # Check again under the directory's write lock, because another process may have
+        # created it concurrently.
         with claim.changing():
             if not exists and not fs.is_directory(real):
                 fs.mkdir(real)
@@ -186,15 +197,21 @@ def open_log(
         try:
             if writer is not None:
                 writer.abandon()
-            claim.fail()  # leaves no marker of a clean shutdown, so the next opening checks the files
-        finally:  # even if the lines above fail, for example for lack of memory
+            # Leaves no marker of a clean shutdown, so the next opening checks the
+            # files.
+            claim.fail()
+        # Even if the lines above fail, for example because memory is short.
+        finally:
             claim.release()
         raise
 
 
 def _join(place: Place, claim: Claim) -> tuple[Writer, Opened]:
-    """Opens a partition that other processes may have open too. Raises what open_log() raises."""
-    from logcore.partition.sharing import SharedLock  # imported here, because few directories are shared
+    """Open a partition that other processes may have open. Raises the errors of
+    open_log().
+    """
+    # Imported here because few directories are shared.
+    from logcore.partition.sharing import SharedLock
 
     fs = place.fs
     with claim.alone() as found_alone:
@@ -204,7 +221,8 @@ def _join(place: Place, claim: Claim) -> tuple[Writer, Opened]:
     def check() -> None:
         """The policy on disk decides how recovery judges a damaged tail, so a log has one policy."""
         noted = checkpoint.read_notes(fs, place.path).policy
-        if noted is not None and noted != place.durability:  # None: of a process that died before it wrote it down
+        # None: the process died before it stored the policy.
+        if noted is not None and noted != place.durability:
             raise InvalidConfigError(
                 "another process has the log open with another durability; give the same",
                 path=place.path,
@@ -225,14 +243,16 @@ def _join(place: Place, claim: Claim) -> tuple[Writer, Opened]:
 
 
 def check_on_corruption(choice: object) -> bool:
-    """Whether to open a log around its damage. Raises InvalidConfigError."""
+    """Return whether to open a log despite damage. Raises InvalidConfigError."""
     if choice not in ("fail", "quarantine"):
         raise InvalidConfigError("on_corruption", expected="'fail' or 'quarantine'", found=repr(choice))
     return choice == "quarantine"
 
 
 def check_path(path: str | os.PathLike[str]) -> str:
-    """The path as text. Raises InvalidNameError for a path that no file system can hold."""
+    """Return the path as text, or raise InvalidNameError if no file system can store
+    it.
+    """
     directory = os.fspath(path)
     if not isinstance(directory, str) or "\0" in directory or _SURROGATE.search(directory):
         raise InvalidNameError("not a path that a file system can hold", found=repr(directory))
@@ -240,7 +260,11 @@ def check_path(path: str | os.PathLike[str]) -> str:
 
 
 def rewriting_of(log: Log) -> AbstractContextManager[Rewriting]:
-    """For the cleaner and copies: gives the present sealed segments, and replaces them. See Rewriting."""
+    """Return the sealed segments for the cleaner and for copies, which can replace
+    them.
+
+    See Rewriting.
+    """
     return rewriting(
         log.writer,
         last_stable_offset=lambda: log.last_stable_offset,
@@ -249,10 +273,11 @@ def rewriting_of(log: Log) -> AbstractContextManager[Rewriting]:
 
 
 class Log(LogReader):
-    """One partition directory, open for appending and reading, or for reading only. Made by logcore.open().
+    """One partition directory, open for appending and reading, or for reading only.
 
-    Most programs need eight methods: append, append_many, append_columns, read, scan, get, tail and close. All methods
-    may be called from several threads. A with block closes it. Reading is documented in LogReader.
+    Created by logcore.open(). Most programs need eight methods: append, append_many,
+    append_columns, read, scan, get, tail and close. Any thread may call all methods. A
+    with block closes the log. Reading is documented in LogReader.
     """
 
     def __init__(
@@ -265,23 +290,29 @@ class Log(LogReader):
         writer: Writer | None = None,
         left_below: Sequence[int] = (),
     ) -> None:
-        """Not for users. writer: None if the log is open read-only. left_below: see Upkeep."""
+        """Not for users.
+
+        `writer` is None if the log is open read-only. For `left_below` see Upkeep.
+        """
         super().__init__(fs, path, state, policy, is_writing=writer is not None)
         self._upkeep: Upkeep | None = None
         if writer is not None:
             self._upkeep = Upkeep(writer, left_below)
-        self._writer = writer  # set last: if an interrupt stops __init__, __del__ must not warn
+        # Set last: if an interrupt stops __init__, __del__ must not warn.
+        self._writer = writer
 
     @property
     def writer(self) -> Writer:
-        """For hosts, such as a LogDir: the single steps of an append. Raises ReadOnlyLogError, LogClosedError."""
+        """The writer, for hosts such as a LogDir. Raises ReadOnlyLogError,
+        LogClosedError.
+        """
         if self._writer is None:
             self._refuse_reader()
         return self._writer
 
     @property
     def upkeep(self) -> Upkeep:
-        """For hosts: the parts of tick(). Raises ReadOnlyLogError, LogClosedError."""
+        """The parts of tick(), for hosts. Raises ReadOnlyLogError, LogClosedError."""
         if self._upkeep is None:
             self._refuse_reader()
         return self._upkeep
@@ -302,7 +333,8 @@ class Log(LogReader):
 
     def __del__(self) -> None:
         is_open = getattr(self, "_writer", None) is not None and not self._state.is_closed
-        if is_open and self._fs.forks == self._forks:  # in a forked child this is a copy; the parent closes the log
+        # In a forked child this is a copy; the parent closes the log.
+        if is_open and self._fs.forks == self._forks:
             warnings.warn(f"log {self.path} was not closed", ResourceWarning, stacklevel=2, source=self)
 
     def __repr__(self) -> str:
@@ -314,9 +346,11 @@ class Log(LogReader):
         return f"<Log {self.path} offsets {self.log_start_offset}..{self.high_watermark} {state}>"
 
     def close(self) -> None:
-        """Flushes, marks the log as cleanly closed, and releases the lock. Closing twice is fine.
+        """Flush, mark the log as cleanly closed, and release the lock. A second call
+        does nothing.
 
-        Raises DurabilityUnknownError if the last sync fails; the log is closed anyway.
+        Raises:
+            DurabilityUnknownError: the last sync failed. The log is closed anyway.
         """
         if self._writer is not None:
             self._writer.close()
@@ -327,9 +361,11 @@ class Log(LogReader):
         self._state.wake()
 
     def reconfigure(self, config: Mapping[str, object] | LogConfig) -> None:
-        """Replaces all settings from the next append on; a setting that is not given gets its default.
+        """Replace all settings from the next append on; missing settings get their
+        defaults.
 
-        Raises InvalidConfigError before any effect.
+        Raises:
+            InvalidConfigError: a setting is invalid. In that case no setting changes.
         """
         if isinstance(config, LogConfig):
             settings = config
@@ -339,22 +375,27 @@ class Log(LogReader):
 
     @property
     def recovery_report(self) -> recovery.RecoveryReport | None:
-        """What opening found and repaired; None for a log opened read-only."""
+        """The findings and repairs of the opening; None for a log opened read-only."""
         if self._writer is None:
             return None
         return self._writer.report
 
     @property
     def is_replicated(self) -> bool:
-        """Whether advance_high_watermark() alone moves the high watermark; False for a log opened read-only."""
+        """Whether only advance_high_watermark() moves the high watermark.
+
+        False for a log opened read-only.
+        """
         return self._writer is not None and self._writer.is_replicated
 
     # -- offsets -------------------------------------------------------------------------------------------------
 
     @property
     def durable_end_offset(self) -> int:
-        """All records below it are on disk. For a log opened read-only it is the high watermark; under `os`, `every`
-        and `interval` the records below that may not be on disk yet.
+        """The offset below which all records are durable.
+
+        For a log opened read-only it is the high watermark. Under `os`, `every` and
+        `interval` the records below that may not be durable yet.
         """
         if self._writer is None:
             return self._state.visible
@@ -362,7 +403,9 @@ class Log(LogReader):
 
     @property
     def recovery_point(self) -> int:
-        """The offset below which opening the log does not check what is on disk."""
+        """The offset below which opening the log does not check the content of the
+        disk.
+        """
         if self._writer is None:
             return self._look.noted(checkpoint.RECOVERY_POINT)
         return self._writer.recovery_point
@@ -374,7 +417,7 @@ class Log(LogReader):
 
     @property
     def leader_epoch(self) -> int:
-        """The epoch that appended batches are stamped with."""
+        """The leader epoch of appended batches."""
         return self._known_epochs()[-1][0]
 
     def _known_epochs(self) -> list[epochs.Entry]:
@@ -384,16 +427,18 @@ class Log(LogReader):
         return noted or epochs.walked(self._state.segments, self._state.log_start)
 
     def end_of_epoch(self, leader_epoch: int) -> tuple[int, int]:
-        """(epoch, end offset): the largest epoch at or below leader_epoch, and where it ends; (-1, -1) when unknown.
+        """Return the largest epoch at or below leader_epoch, and its end offset.
 
-        Storage format section 11.4, Kafka's OffsetForLeaderEpoch.
+        The result is (-1, -1) if it is unknown. Storage format section 11.4, Kafka's
+        OffsetForLeaderEpoch.
         """
         return epochs.end_of(self._known_epochs(), leader_epoch, self._state.end)
 
     def begin_epoch(self, leader_epoch: int) -> None:
-        """Stamps later appends with leader_epoch: a new leader took over.
+        """Use leader_epoch for later appends, because a new leader took over.
 
-        Raises OffsetOutOfRangeError for an epoch below the present one.
+        Raises:
+            OffsetOutOfRangeError: the epoch is below the present one.
         """
         writer = self.writer
         with self._state.lock:
@@ -410,10 +455,12 @@ class Log(LogReader):
                 writer.set_epochs_locked(epochs.assign(writer.epochs, leader_epoch, self._state.end))
 
     def truncate_to_epoch(self, leader_epoch: int, end_offset: int) -> int:
-        """Removes the records that the leader does not have, by its answer to end_of_epoch(); returns the new end.
+        """Remove records that the leader does not have, by its end_of_epoch(); return
+        the new end.
 
-        leader_epoch, end_offset: the last epoch that both know, and where the leader says it ends. Epochs that began
-        above that offset are forgotten: the next records carry the leader's epochs. Raises what truncate() raises.
+        `leader_epoch` is the last epoch that both logs have, and `end_offset` its end
+        in the leader. Epochs that began above that offset are dropped: the next records
+        carry the leader's epochs. Raises the same errors as truncate().
         """
         writer = self.writer
         with self._state.lock:
@@ -624,7 +671,9 @@ class Log(LogReader):
                 first = sequenced.first_offset
                 last = sequenced.last_offset
                 now_ms = sequenced.timestamp_ms
-                if last >= state.visible:  # an interrupt came between the write and what the policy does behind it
+                # An interrupt came between the write and the subsequent work of the
+                # policy.
+                if last >= state.visible:
                     writer.settle_locked(durability)
             elif has_producers:
                 with writer.producers.storing(sequenced, is_judged=check_sequence):
@@ -728,33 +777,43 @@ class Log(LogReader):
     # -- the disk and the high watermark -------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Returns when all records appended before the call are on disk. Raises DurabilityUnknownError if the sync
-        fails, and if another process that shares the log cuts or recovers it meanwhile.
+        """Return when all records appended before the call are durable.
+
+        Raises:
+            DurabilityUnknownError: the sync failed, or another process that shares the
+                log truncated or recovered it concurrently.
         """
         self.writer.flush()
 
     def advance_high_watermark(self, offset: int) -> int:
-        """Moves the high watermark of a replicated log up to offset: all in-sync copies have the records below it.
+        """Increase the high watermark of a replicated log to `offset`; return the high
+        watermark.
 
-        Returns the high watermark. It always lies at the end of a batch, and only truncate() lowers it. Raises
-        InvalidConfigError for a log that was not opened with replicated=True, and OffsetOutOfRangeError for an offset
-        outside [0, log end].
+        All in-sync copies must have the records below it. The high watermark is always
+        at the end of a batch, and only truncate() lowers it.
+
+        Raises:
+            InvalidConfigError: the log was not opened with replicated=True.
+            OffsetOutOfRangeError: the offset is outside [0, log end].
         """
         return self.writer.advance_high_watermark(operator.index(offset))
 
     def tick(self, now_ms: Time | None = None) -> bool:
-        """Does what is due: the sync of an interval policy or of flush.ms, the roll of segment.ms, the recovery point.
+        """Do the due work: the sync of an interval policy or of flush.ms, the roll of
+        segment.ms, the recovery point.
 
-        now_ms: the wall clock, for the age of records, in milliseconds or as a datetime with a time zone; taken from
-        the system when None. Call it from a timer; one call does a bounded amount of work. Returns whether any work was
-        due.
+        `now_ms` is the wall clock, for the age of records, in milliseconds or as a
+        datetime with a time zone; the system's clock by default. Call this from a
+        timer; one call does a limited amount of work. Returns whether any work was due.
         """
         return self.upkeep.tick(time_ms(now_ms))
 
     # -- segments ------------------------------------------------------------------------------------------------
 
     def roll(self) -> None:
-        """Seals the active segment and starts a new one, unless the active segment is empty."""
+        """Seal the active segment and start a new one, unless the active segment is
+        empty.
+        """
         writer = self.writer
         with self._state.lock:
             writer.check_writable_locked()
@@ -762,11 +821,14 @@ class Log(LogReader):
                 writer.roll_locked()
 
     def delete_records(self, before_offset: int) -> int:
-        """Moves the log start to before_offset and removes segments that lie wholly below it; returns the new start.
+        """Move the log start to before_offset and delete segments below it; return the
+        new start.
 
-        The new start is on disk before a file is removed. Readers that map a removed file keep reading it. Raises
-        OffsetOutOfRangeError for an offset above the high watermark or below 0; one below the log start changes
-        nothing.
+        The new start is durable before a file is deleted. Readers that map a deleted
+        file can still read it. An offset below the log start changes nothing.
+
+        Raises:
+            OffsetOutOfRangeError: the offset is above the high watermark or below 0.
         """
         writer = self.writer
         with self._state.lock:
@@ -793,19 +855,28 @@ class Log(LogReader):
         committed: Mapping[str, int] | None = None,
         segments: int | None = None,
     ) -> int:
-        """Deletes the oldest segments by the log's settings, or by another policy (see retention); returns how many.
+        """Delete the oldest segments by the log's settings, or by another policy (see
+        retention); return how many.
 
-        segments: delete this many instead. The log start is moved up on disk first. Readers that hold a deleted segment
-        can still read it. tick() does this every five minutes. Raises what reading and writing raise.
+        `segments` deletes this many instead. The log start is durably increased first.
+        Readers that hold a deleted segment can still read it. tick() does this every
+        five minutes.
+
+        Raises:
+            StorageReadError, StorageWriteError, DiskFullError: the system failed.
         """
         return self.upkeep.retain(time_ms(now_ms), policy=policy, committed=committed, segments=segments)
 
     def truncate(self, offset: int) -> None:
-        """Removes all records at and above offset; the next append gets that offset. It may lie inside a batch.
+        """Delete all records at and above `offset`; the next append gets that offset.
 
-        Later segments are removed, the last one first. Then a copy of the front of the segment with the offset replaces
-        that segment. So a crash leaves a longer log or the requested one. Iterators that were created before keep their
-        records. The leader epoch stays in force. Raises OffsetOutOfRangeError outside [log start, log end].
+        The offset may be inside a batch. Later segments are deleted, the last one
+        first. Then a copy of the front of the segment with the offset replaces that
+        segment. A crash therefore leaves a longer log or the requested one. Iterators
+        that were created before keep their records. The leader epoch does not change.
+
+        Raises:
+            OffsetOutOfRangeError: the offset is outside [log start, log end].
         """
         writer = self.writer
         with self._state.lock:
@@ -814,20 +885,26 @@ class Log(LogReader):
                 truncate_locked(writer, operator.index(offset), epochs.cut_end)
 
     def scrub(self) -> seals.ScrubReport:
-        """Reads every byte from the disk, and reports what is damaged.
+        """Read every byte from the disk, and report damage.
 
-        A segment with a seal file must have the bytes that the file describes, and the next segment must exist. In a
-        segment without a seal file, each batch must be whole and in its place. A sealed segment then gets a seal file,
-        unless the log is open read-only. Appends, reads and compaction continue meanwhile. Raises StorageReadError,
-        LogClosedError, and for a log that is open for writing LogFailedError and ForkedWriterError.
+        A segment with a checksum file must have the bytes that the file describes, and
+        the next segment must exist. In a segment without one, each batch must be whole
+        and in its place. A sealed segment then gets a checksum file, unless the log is
+        open read-only. Appends, reads and compaction continue during a scrub. Raises
+        StorageReadError, LogClosedError, and for a log that is open for writing
+        LogFailedError and ForkedWriterError.
         """
         return seals.finish(self.scrubbing())
 
     def scrubbing(self) -> Generator[seals.Progress, None, seals.ScrubReport]:
-        """Like scrub(), in steps of some milliseconds: a generator that yields Progress and returns the report."""
+        """Check like scrub(), in steps of some milliseconds.
+
+        This is a generator that yields Progress and returns the report.
+        """
         self.refresh()
         with self._state.lock:
-            # Segments that lie wholly below the log start are skipped: after a crash, only some of them may exist.
+            # Segments that are entirely below the log start are skipped: after a crash,
+            # only some of them may exist.
             kept = self._state.segments[max(0, slot_of(self._state.segments, self._state.log_start)) :]
             bases = [segment.base_offset for segment in kept]
         steps = seals.scrubbing(self._fs, self.path, bases, self._placing, writes=self._writer is not None)
@@ -835,7 +912,9 @@ class Log(LogReader):
 
     @contextlib.contextmanager
     def _placing(self, base_offset: int) -> Generator[seals.SegmentContext | None, None, None]:
-        """Holds the lock, and yields the context of one segment; None if the log has no such segment."""
+        """Hold the lock, and yield the context of one segment; None if it does not
+        exist.
+        """
         self.refresh()
         with self._state.lock:
             if self._writer is not None:
@@ -855,14 +934,19 @@ class Log(LogReader):
             yield seals.SegmentContext(next_base, self._state.gaps.dense_from, self.times_truncated, end)
 
     def table(self, *, isolation: Isolation = "read_uncommitted") -> Table:
-        """The latest value of each key, a read-only mapping that follows the log. See Table."""
+        """Return the latest value of each key, a read-only mapping that follows the
+        log.
+
+        See Table.
+        """
         return Table(self, isolation=isolation)
 
     def statistics(self) -> LogStatistics:
-        """Counters and sizes; a frozen value."""
+        """Return counters and sizes, a frozen value."""
         sizes = 0
         for segment in self._state.segments:
-            with contextlib.suppress(FileNotFoundError):  # its writer has deleted it meanwhile
+            # Its writer deleted it concurrently.
+            with contextlib.suppress(FileNotFoundError):
                 if isinstance(segment, GrowingSegment):
                     sizes += segment.size_bytes
                 else:

@@ -399,10 +399,13 @@ class LogDir:
         return self._topic(name).numbers
 
     def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None) -> None:
-        """Creates a topic with its partitions, each an empty log.
+        """Create a topic with its partitions, each an empty log.
 
-        Raises InvalidNameError, also if the name differs from another topic's only in '.' and '_', which Kafka's
-        metrics cannot tell apart; InvalidConfigError; TopicExistsError.
+        Raises:
+            InvalidNameError: the name is invalid, or differs from another topic's only
+                in '.' and '_', which Kafka's metrics confuse.
+            InvalidConfigError: a setting or the number of partitions is invalid.
+            TopicExistsError: the topic exists.
         """
         self.create_topics({name: (partitions, config)})
 
@@ -471,12 +474,17 @@ class LogDir:
             )
 
     def snapshot(self, path: str | os.PathLike[str]) -> None:
-        """Copies the whole directory to a path where nothing exists yet: a backup that opens as it is.
+        """Copy the whole directory to a path that does not exist: a backup that can be
+        opened.
 
-        Each partition is copied up to its high watermark, one after the other; sealed segments are hard links if
-        possible. Group offsets are records of a topic and are copied too. The copy is made beside the path, under a
-        name that ends in `-partial`, and renamed when it is whole. Raises InvalidConfigError when something exists at
-        the path, and what reading and writing raise.
+        Each partition is copied up to its high watermark, one after the other; sealed
+        segments are hard links if possible. Group offsets are records of a topic and
+        are copied too. The copy is made beside the path, under a name that ends in
+        `-partial`, and renamed when it is complete.
+
+        Raises:
+            InvalidConfigError: the path exists.
+            StorageReadError, StorageWriteError, DiskFullError: the copy failed.
         """
         target = self._fs.real_path(check_path(path))
         with self._lock:
@@ -514,8 +522,10 @@ class LogDir:
         self._deletions.forget_and_end(self, self._lock, name)
 
     def start_deletion(self, name: str) -> None:
-        """For brokers, which have their own groups: as delete_topic(), but the name stays taken. Once the groups have
-        forgotten the topic, or could not, end_deletion() is to follow.
+        """Delete a topic like delete_topic(), for brokers, which have their own groups.
+
+        The name remains unavailable. Once the groups have deleted its offsets, or could
+        not, the broker must call end_deletion().
         """
         self._check_writable()
         self._topic(name)
@@ -523,8 +533,10 @@ class LogDir:
         self._deletions.start(self, self._lock, name)
 
     def end_deletion(self, names: Collection[str], *, is_forgotten: bool) -> None:
-        """For brokers, after start_deletion(). is_forgotten: whether what was committed for these topics is deleted, on
-        disk; else tick() does that.
+        """Complete a deletion, for brokers, after start_deletion().
+
+        `is_forgotten` means that the committed offsets of these topics are durably
+        deleted. Otherwise tick() deletes them.
         """
         self._deletions.end(self._lock, names, is_forgotten=is_forgotten)
 
@@ -563,8 +575,12 @@ class LogDir:
             ) from groups.failure
 
     def transactions(self) -> dict[str, StoredTransaction]:
-        """The state of each transactional id, from the records in `__transaction_state`. Raises what reading them
-        raises, and CorruptLogError for a record of unknown form.
+        """Return the state of each transactional id, from the records in
+        `__transaction_state`.
+
+        Raises:
+            LogcoreError: the records cannot be read.
+            CorruptLogError: a record has an unknown form.
         """
         if TRANSACTIONS_TOPIC not in self._registry.known:
             return {}
@@ -583,9 +599,11 @@ class LogDir:
         self._coordinators.transactions(self).end(transactional_id, commit=commit)
 
     def next_producer_id(self) -> int:
-        """A producer id that this directory never gave out: each block of 1,000 ids is noted on disk before its use.
+        """Return a producer id that this directory never gave out.
 
-        The first one of a directory without such a note is above all that its logs know, so that all logs are opened.
+        Each block of 1,000 ids is reserved on disk before its use. In a directory
+        without a reserved block, the first id is above all ids in its logs, so all logs
+        are opened.
         """
         claim = self._check_writable()
         least = 0
@@ -649,11 +667,13 @@ class LogDir:
         partition: int | None = None,
         durability: Level | None = None,
     ) -> Receipt:
-        """Appends one record to a partition of a topic, which the receipt names.
+        """Append one record to a partition of a topic, which the receipt names.
 
-        partition: by default that of the key, as Kafka's Java client chooses it (murmur2). Records without a key go to
-        one partition for 16 KiB, then to the next. For the other arguments see Log.append(). Raises what Log.append()
-        and partition() raise, and InvalidConfigError if partitions are missing, so that the key has none.
+        The default partition depends on the key, as in Kafka's Java client (murmur2).
+        Records without a key use one partition for 16 KiB, then the next. For the other
+        arguments see Log.append(). Raises the same errors as Log.append() and
+        partition(), and InvalidConfigError if partitions are missing, so that the key
+        has none.
         """
         if partition is None:
             partition = self.choose_partition(topic, key, value)
@@ -715,10 +735,11 @@ class LogDir:
         return TopicTable([self.partition(topic, number).table(isolation=isolation) for number in numbers])
 
     def committed_offsets(self, topic: str, number: int) -> dict[str, int]:
-        """Consumer group -> its last committed offset for a partition, from `__consumer_offsets` in this directory.
+        """Return consumer group -> its last committed offset for a partition.
 
-        Reads that topic whole, so it suits a retention policy that waits for groups, not a hot path. Raises what
-        reading raises.
+        This reads the whole `__consumer_offsets` topic of the directory. It suits a
+        retention policy that waits for groups, but not a hot path. Raises the same
+        errors as reading a log.
         """
         if OFFSETS_TOPIC not in self._registry.known:
             return {}
@@ -827,7 +848,8 @@ class LogDir:
         path = self._registry.partition_path(topic, number)
         total = 0
         for base in list_bases(self._fs, path):
-            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+            # Deleted concurrently.
+            with contextlib.suppress(FileNotFoundError):
                 total += self._fs.file_size(os.path.join(path, file_name(base, LOG)))
         return total
 
@@ -915,7 +937,8 @@ class LogDir:
                 try:
                     reports.append((yield from self.partition(name, number).scrubbing()))
                 except TopicNotFoundError:
-                    continue  # deleted meanwhile
+                    # Deleted concurrently.
+                    continue
                 except (CorruptLogError, CorruptBatchError, StorageReadError) as error:
                     reports.append(unopened(self._registry.partition_path(name, number), error))
         return reports
