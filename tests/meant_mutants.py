@@ -144,8 +144,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "batches_found_at_opening_need_no_check", "logcore/segment.py",
-        "        self._own_from = self._size  # from where",
-        "        self._own_from = 0  # from where",
+        "        self._own_from = self._size\n        self.limit_offset",
+        "        self._own_from = 0\n        self.limit_offset",
         "kernels/test_getting.py",
     ),
     Mistake(
@@ -227,8 +227,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "checkpoint_without_its_name_on_disk", "logcore/checkpoint.py",
-        "    fs.rename(temporary, path)\n    fs.sync_dir(directory)\n    if reserve",
-        "    fs.rename(temporary, path)\n    if reserve",
+        "    fs.rename(temporary, path)\n    fs.sync_dir(directory)\n    # The reserve was used",
+        "    fs.rename(temporary, path)\n    # The reserve was used",
         "log/test_segments_of_logs.py::test_what_each_call_asks_of_the_disk",
     ),
     Mistake(
@@ -238,7 +238,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "child_closes_no_lock_of_its_parent", "logcore/fs.py",
-        "            os.close(held.handle)  # an open copy", "            pass  # an open copy",
+        "            os.close(held.handle)\n        self._locks.clear()", "            pass\n        self._locks.clear()",
         "faults/test_processes.py::test_a_child_does_not_keep_the_lock_of_a_parent_that_was_killed",
     ),
     Mistake(
@@ -313,8 +313,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "state_before_the_files", "logcore/staging/applying.py",
-        "    _place_all(fs, directory, path, assigned)\n    # This file",
-        "    write_state(fs, path, assigned)\n    _place_all(fs, directory, path, assigned)\n    # This file",
+        "    _place_all(fs, directory, path, assigned)\n    # Like the assigned",
+        "    write_state(fs, path, assigned)\n    _place_all(fs, directory, path, assigned)\n    # Like the assigned",
         "staging/test_staging_crashes.py::test_a_crash_while_rolling_forward_is_rolled_forward",
     ),
     Mistake(
@@ -733,7 +733,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "checkpoints_of_others_overwritten", "logcore/checkpoint.py",
-        "        if known is None or self._changing is not None:  # another process may have replaced the file\n",
+        "        if known is None or self._changing is not None:\n",
         "        if known is None:\n",
         "partition/test_sharing_exploration.py directory/test_shared_directory.py",
     ),
@@ -1137,8 +1137,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "what_a_failed_change_left_is_not_read", "logcore/directory/groupsettings.py",
-        "                self._settings = self._read()  #",
-        "                self._read()  #",
+        "                self._settings = self._read()\n            raise",
+        "                self._read()\n            raise",
         "netshim/test_group_settings.py",
     ),
     Mistake(
@@ -1558,7 +1558,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "registry_shows_no_more_topics_after_an_error", "logcore/directory/controller.py",
-        "        except BaseException:\n            self._version = -1  # the generator has ended: begin again\n",
+        "        except BaseException:\n            # The generator has ended, so start again.\n            self._version = -1\n",
         "        except BaseException:\n",
         "directory/test_controller.py",
     ),
@@ -1581,7 +1581,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "registry_arms_no_new_directory", "logcore/registry/watching.py",
-        "            self._armed = {}  # a new directory may have the number of the old one\n", "            pass\n",
+        "            self._armed = {}\n        if self._watch.saw_close", "            pass\n        if self._watch.saw_close",
         "registry/test_registry_conformance.py -k another_life",
     ),
     Mistake(
