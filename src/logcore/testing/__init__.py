@@ -1,4 +1,4 @@
-"""Tools to test what stands on a log: a disk that crashes and fails, and something that tries all of that.
+"""Tools to test programs that use a log: a disk that crashes, and an explorer.
 
     from logcore.testing import SimulatedDisk, explore
 
@@ -6,8 +6,9 @@
     with logcore.open("orders-0", create=True, fs=disk) as log: ...
     for after in disk.after_crash(): ...     # every disk that a crash at this moment may leave
 
-docs/testing.md is the way in. `strategies` and `LogStateMachine` need hypothesis, the fixtures pytest: both are in the
-extra `testing`. The rest needs nothing more than the library.
+docs/testing.md is the introduction. `strategies` and `LogStateMachine` need hypothesis,
+and the fixtures need pytest; both are in the extra `testing`. The other tools need only
+the library.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What needs hypothesis is imported when it is asked for."""
+    """Import the names that need hypothesis when they are first used."""
     if name not in ("LogStateMachine", "strategies"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -1,12 +1,13 @@
-"""What a crash may leave of a disk: every choice among the changes that were not synced.
+"""Enumerates the disks that a crash may leave, from the changes that were not synced.
 
 Rules:
-- What is durable stays. Of the rest anything may stay: each change or none, writes torn between sectors and at any
-  byte, zeros or garbage where a file grew, the new size without the data.
-- Of few changes every subset is tried; of more, chosen and random ones.
-- The same changes and the same chance give the same choices in the same order.
+- Durable content survives. Each other change may survive or be lost. A write may be
+  torn between sectors and at any byte. A part by which a file grew may contain zeros or
+  garbage, and a file may have its new size without the data.
+- With few changes every subset is tried. With more, selected and random subsets are.
+- The same changes and the same random state give the same choices in the same order.
 
-This module changes no disk and reads no clock; disk.py makes disks of what it finds.
+This module changes no disk and reads no clock. disk.py makes disks of the choices.
 """
 
 from __future__ import annotations
@@ -21,52 +22,61 @@ import attrs
 
 from logcore.testing.nodes import Directory, File, Naming, Node
 
-#: What a disk writes whole or not at all.
+#: Size in bytes of the unit that a disk writes atomically.
 SECTOR: Final = 512
-#: Changes of a file or of names, of which every subset is tried; of more, chosen and random ones.
+#: Up to this number of changes, of files and names together, every subset is tried.
 EXHAUSTIVE: Final = 10
 
 Kind = Literal["kill", "power"]
 Names = Literal["posix", "journal"]
-#: Of the disks that a crash may leave: the changed names that stay, contents of files, what it is, and what can do it.
+#: A disk that a crash may leave: a bit mask of the name changes that survive, the
+#: contents of files, a description, and the kind of crash that can leave it.
 Choice = tuple[int, Mapping[File, bytes], str | Callable[[], str], Kind]
 
 
 class Tree(NamedTuple):
-    """What names lead to after a crash. files: durable contents by path. open: those of which content may be lost.
-    key: of the others, to which these are added.
-    """
+    """The directory tree after a crash."""
 
+    #: Durable contents by path, None for a directory.
     files: dict[str, bytes | None]
+    #: Files whose content may differ from the durable one.
     open: list[tuple[str, File]]
+    #: Hash of the other entries; the hashes of the open files are added to it.
     key: int
 
 
 @attrs.frozen(eq=False)
 class Moment:
-    """What a disk has not synced at one moment. It is valid until the disk changes.
+    """The unsynced changes of a disk at one moment.
 
-    journal: changes of names, in order. files: those with changes. newest: the file whose change came last, None when
-    that was a change of names. writing: the file that a write is under way to. names: see SimulatedDisk.
+    It is valid until the disk changes.
     """
 
     root: Directory
+    #: Changes of names, in order.
     journal: tuple[Naming, ...]
+    #: Files with unsynced changes.
     files: tuple[File, ...]
+    #: The file changed last, None if the last change was one of names.
     newest: File | None
+    #: The file to which a write is in progress.
     writing: File | None
+    #: See SimulatedDisk.
     names: Names
     path_of: Callable[[File], str]
 
     def choices(self, rng: random.Random, newest: bool) -> Iterator[Choice]:
-        """Choices of what stays. newest: only those in which the last change plays a part."""
+        """Yield the disks that a crash may leave.
+
+        With `newest`, only those disks are yielded that depend on the last change.
+        """
         names = len(self.journal)
         files = self.files
         every = (1 << names) - 1
         new = {file: file.of((1 << len(file.pending)) - 1) for file in files}
         old = {file: file.durable for file in files}
         by_name = newest and self.newest is None
-        # the file that must not be as it was before its last change
+        # The file whose last change must survive, in part or in whole.
         changed = None
         if newest:
             changed = self.newest
@@ -155,7 +165,10 @@ class Moment:
                 yield every, contents, f"only {at} changes of {path}", "power"
 
     def _name_masks(self, names: int) -> list[int]:
-        """All, none, every prefix and every change left out; only prefixes where a journal keeps the order."""
+        """Return the masks of all and of no name changes, and of every prefix.
+
+        Without a journal that keeps the order, each change is also left out alone.
+        """
         every = (1 << names) - 1
         masks = [every, *((1 << count) - 1 for count in range(names))]
         if self.names == "posix":
@@ -163,7 +176,7 @@ class Moment:
         return list(dict.fromkeys(masks))
 
     def tree(self, mask: int, open: Container[File]) -> Tree:
-        """What stands where, after a crash that keeps these changes of names."""
+        """Return the directory tree if a crash keeps the name changes in `mask`."""
         changed: dict[Directory, dict[str, Node]] = {}
         for at, naming in enumerate(self.journal):
             if mask >> at & 1:
@@ -197,7 +210,10 @@ class Moment:
         return tree._replace(key=key)
 
     def ordered(self, mask: int, contents: Mapping[File, bytes]) -> dict[File, bytes]:
-        """A renamed file has at least what was written before the rename, where the file system sees to that."""
+        """Keep the data written before a rename if the rename itself is kept.
+
+        A renamed file then has at least the content that was written before the rename.
+        """
         ordered = dict(contents)
         for at, naming in enumerate(self.journal):
             if mask >> at & 1 and naming.gone is not None and naming.come is not None:
@@ -220,7 +236,10 @@ def _said(journal: Sequence[Naming], mask: int, how: str) -> str:
 
 
 def _garbled(file: File, rng: random.Random) -> Iterator[tuple[bytes, str, bool]]:
-    """(content, what it is, whether the end of a process can leave it): the last change of a file, half done."""
+    """Yield versions of a file in which its last change is incomplete.
+
+    Each is (content, description, whether the end of a process can leave it).
+    """
     if not file.pending:
         return
     count = len(file.pending)
@@ -259,7 +278,11 @@ def _garbled(file: File, rng: random.Random) -> Iterator[tuple[bytes, str, bool]
 
 
 def _random_content(file: File, rng: random.Random) -> bytes:
-    """Each sector as some of the changes left it, or zeros, or garbage where the file grew; any size between."""
+    """Return a random content of a file with unsynced changes.
+
+    Each sector has the result of some of the changes. Where the file grew, it may have
+    zeros or garbage. The size is one that the changes allow.
+    """
     if not file.pending:
         return file.durable
     full = (1 << len(file.pending)) - 1

@@ -1,24 +1,31 @@
-"""A disk in memory that knows what a crash may leave of it, and fails when a plan (faults.py) says so.
+"""A disk in memory that lists the states a crash may leave, and injects faults.
 
-`SimulatedDisk` is an `fs.FS`: code for the operating system's files runs on it unchanged. Its model:
+`SimulatedDisk` is an `fs.FS`: code for the operating system's files runs on it
+unchanged. Its model:
 
-- A file has the content that programs see and the content that is on the disk. They differ by the writes and
-  truncations since its last sync. A sync of the file makes these durable, but not its name.
-- Names are changed in order (create, rename, unlink, mkdir, rmdir) and are durable once their directory is synced.
-- A crash keeps everything durable. It keeps or loses each other change, tears writes between sectors or at any byte,
-  and leaves zeros, garbage or the new size without the data where a file grew. `crash_states` lists these disks;
-  crashstates.py chooses them.
-- A failed sync loses the data: programs still see it, and the next sync succeeds, but the data is not on the disk.
-  Each open handle gets the error once, as on Linux.
+- A file has the content that programs see and the content that is on the disk. They
+  differ by the writes and truncations since its last sync. A sync of the file makes
+  these durable, but not its name.
+- Names are changed in order (create, rename, unlink, mkdir, rmdir) and are durable once
+  their directory is synced.
+- A crash keeps everything durable. It keeps or loses each other change, tears writes
+  between sectors or at any byte, and leaves zeros, garbage or the new size without the
+  data where a file grew. `crash_states` lists these disks; crashstates.py chooses them.
+- A failed sync loses the data: programs still see it, and the next sync succeeds, but
+  the data is not on the disk. Each open handle gets the error once, as on Linux.
 
 Rules:
-- The same calls give the same disks. Randomness comes from `seed`, time from `advance`; nothing waits.
-- `open()` with a mode returns a file object, for programs that keep their own files (fileobjects.py).
-- Errors are those of `fs.OsFS`, with the OSError as their cause; `FaultPlan` says which call raises which.
-- After a crash this object is dead: its calls raise `SimulatedCrash`. Continue on the disks that it lists.
+- The same calls give the same disks. Randomness comes from `seed`, time from `advance`;
+  nothing waits.
+- `open()` with a mode returns a file object, for programs that keep their own files
+  (fileobjects.py).
+- Errors are those of `fs.OsFS`, with the OSError as their cause. A `FaultPlan` selects
+  the calls that fail.
+- After a crash this object is dead: its calls raise `SimulatedCrash`. Continue on the
+  disks that it lists.
 
-It does not model permissions, symbolic links or free blocks beyond `capacity_bytes`. processes.py runs several
-processes on one disk.
+It does not model permissions, symbolic links or free blocks beyond `capacity_bytes`.
+processes.py runs several processes on one disk.
 """
 
 from __future__ import annotations
@@ -48,24 +55,31 @@ if TYPE_CHECKING:
 
     from logcore.testing.known import Asked
 
-#: pytest hides frames of this module when it shows a failure.
+#: pytest hides the frames of this module in the traceback of a failure.
 __tracebackhide__ = True
 
-#: How many consecutive writes of the same place are remembered.
+#: Number of consecutive writes of the same place that are kept as separate changes.
 _REWRITES: Final = 3
 _START_MS: Final = 1_700_000_000_000
 
 
 class SimulatedCrash(BaseException):
-    """The machine is off. No `except Exception` catches it, as nothing catches a power cut."""
+    """The machine is off.
+
+    It is a BaseException, so that `except Exception` does not hide it.
+    """
 
 
 class CrashState:
-    """A disk that a crash may leave. files: path -> content, None for a directory. what: how it arose.
+    """A disk that a crash may leave.
 
-    kind: "kill" if the end of the process is enough to leave it (all writes are there, the last one perhaps cut short),
-    "power" if it takes a power cut. key: 64 bits that are equal for equal files, within this process. now_ms: the time
-    of the crash.
+    Attributes:
+        files: Path to content, None for a directory.
+        what: A description of the crash.
+        kind: "kill" if the end of the process can leave this disk. All writes are then
+            complete, except perhaps the last one. "power" if it takes a power cut.
+        key: A 64-bit hash that is equal for equal files, within this process.
+        now_ms: The time of the crash.
     """
 
     __slots__ = ("_changed", "_origin", "_tree", "_what", "key", "kind", "now_ms")
@@ -98,7 +112,7 @@ class CrashState:
         return self._what()
 
     def disk(self) -> SimulatedDisk:
-        """A new disk with these files, all of them durable."""
+        """Return a new disk with these files, all of them durable."""
         disk = SimulatedDisk(self.files, seed=self._origin.seed, now_ms=self.now_ms)
         disk.crashes = self._origin.crashes + 1
         if self._origin.history:
@@ -129,13 +143,19 @@ def _parts(path: str) -> tuple[str, ...]:
 
 
 class SimulatedDisk(Surroundings, DiskLocks):
-    """A disk in memory; give it as `fs=` to logcore.open and logcore.open_dir.
+    """A disk in memory. Pass it as `fs=` to logcore.open and logcore.open_dir.
 
-    files: the initial durable files: path -> content, None for an empty directory. Relative paths begin at the root.
-    seed: of random_bytes and of the garbage in crash states. faults: see FaultPlan; may be set and removed at any time.
-    capacity_bytes: the most that all files may hold together. names: "posix": each change of a name may be lost alone;
-    "journal", as on ext4: changes of names are kept in order, any fsync keeps all earlier ones, and a rename is kept
-    only with the data written before it. operations: all changes and syncs, in order.
+    Args:
+        files: The initial durable files: path to content, None for an empty directory.
+            Relative paths begin at the root.
+        seed: Seed of random_bytes and of the garbage in crash states.
+        faults: See FaultPlan. It may be set and removed at any time.
+        capacity_bytes: Maximum total size of all files.
+        names: "posix": each change of a name may be lost alone. "journal", as on ext4:
+            changes of names are kept in order, any fsync keeps all earlier ones, and a
+            rename is kept only with the data written before it.
+
+    The attribute `operations` lists all changes and syncs, in order.
     """
 
     def __init__(
@@ -154,7 +174,8 @@ class SimulatedDisk(Surroundings, DiskLocks):
         self.names: Names = names
         self.operations: list[Operation] = []
         self.is_dead = False
-        #: Called with (operation, whether it is done) around each change and sync; for explorers.
+        #: Called with (operation, whether it is done) around each change and sync; for
+        #: explorers.
         self.observer: Any = None
         Surroundings.__init__(self, seed, now_ms)
         DiskLocks.__init__(self)
@@ -182,7 +203,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
     # -- for tests -----------------------------------------------------------------------------------------------
 
     def _plant(self, path: str, content: bytes | None) -> None:
-        """Puts a file or a directory there, durably."""
+        """Create a file or a directory, durably."""
         self._found.clear()
         place = self._root
         parts = _parts(path)
@@ -196,12 +217,12 @@ class SimulatedDisk(Surroundings, DiskLocks):
             place.entries[parts[-1]] = place.durable[parts[-1]] = File(next(self._numbers), content, self._now_ms)
 
     def files(self) -> dict[str, bytes]:
-        """What programs see now: path -> content of every file."""
+        """Return the visible content of every file, by path."""
         self._read_all()
         return {path: content for path, content in self.view().items() if content is not None}
 
     def view(self) -> dict[str, bytes | None]:
-        """What programs see now, with None for directories; for Known, this counts as reading names only."""
+        """Return view() with None for directories. For Known, this reads names only."""
         return {path: node.seen() for path, node in self.nodes().items()}
 
     def nodes(self) -> dict[str, Node]:
@@ -216,14 +237,17 @@ class SimulatedDisk(Surroundings, DiskLocks):
         return found
 
     def content(self, path: str) -> bytes:
-        """What programs see in a file."""
+        """Return the visible content of a file."""
         file = self._file(path)
         if self.asked is not None:
             self.asked.ask(file, True)
         return bytes(file.content)
 
     def is_as(self, before: Mapping[str, bytes | None]) -> bool:
-        """Whether view() still equals `before`. With Known, only files that its function has changed are read."""
+        """Return whether view() still equals `before`.
+
+        With Known, only files that its function has changed are read.
+        """
         asked = self.asked
         nodes = self.nodes()
         if asked is not None:
@@ -233,7 +257,10 @@ class SimulatedDisk(Surroundings, DiskLocks):
         return before == {path: node.seen() for path, node in nodes.items()}
 
     def note_read(self, path: str) -> None:
-        """For Known: notes that the file's initial content, seen through view(), influences the result."""
+        """Record, for Known, that the initial content influences the result.
+
+        It is called for content that was read with view().
+        """
         if self.asked is not None:
             self.asked.questions[path, True] = None
 
@@ -242,7 +269,10 @@ class SimulatedDisk(Surroundings, DiskLocks):
             self.asked.questions |= dict.fromkeys((path, True) for path in self.asked.nodes)
 
     def put(self, path: str, content: bytes | None) -> None:
-        """Replaces the content of a file, or removes the file (None), durably and without a recorded operation."""
+        """Replace the content of a file, or remove the file (None).
+
+        The change is durable and is not recorded as an operation.
+        """
         if content is None:
             directory, name = self._place(path)
             self._found.clear()
@@ -252,7 +282,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
             self._plant(path, content)
 
     def flip(self, path: str, position: int, bit: int = 0) -> None:
-        """Bit rot: flips one bit of a file, on the disk and for its readers."""
+        """Simulate bit rot: flip one bit of a file, on the disk and for its readers."""
         file = self._file(path)
         for content in (rotten := bytearray(file.content), durable := bytearray(file.durable)):
             if position < len(content):
@@ -266,19 +296,21 @@ class SimulatedDisk(Surroundings, DiskLocks):
 
     @property
     def open_handles(self) -> list[str]:
-        """Paths of the files that are open."""
+        """Return the paths of the open files."""
         return [path for _, path, _ in list(self._handles.values())]
 
     def write_back(self) -> None:
-        """Makes all writes and renames so far durable, as the system does from time to time."""
+        """Make all changes so far durable, as the kernel does periodically."""
         self._keep_names(None)
         for file in self._dirty:
             file.sync()
         self._dirty = {}
 
     def crash_in(self, changes: int | None) -> None:
-        """Cuts the power in a later call that changes or syncs something: 0 for the next, 1 for the one after. A change
-        has then reached the disk's queue; a sync has not begun. None cancels this.
+        """Cut the power in a later call that changes or syncs something.
+
+        0 selects the next call, 1 the one after; None cancels. At the crash, a change
+        has reached the disk's queue, and a sync has not begun.
         """
         if changes is not None:
             self._crash_in = len(self.operations) + changes
@@ -286,8 +318,9 @@ class SimulatedDisk(Surroundings, DiskLocks):
             self._crash_in = None
 
     def kill(self) -> None:
-        """Kills the process but not the machine: closes files and frees locks; the system keeps all writes. Objects of
-        the killed process do nothing more; open the log again on this disk.
+        """Kill the process, not the machine: close files, free locks, keep writes.
+
+        Objects of the killed process do nothing more. Open the log again on this disk.
         """
         self.forks += 1
         self._handles.clear()
@@ -295,14 +328,17 @@ class SimulatedDisk(Surroundings, DiskLocks):
         self.byte_locks.clear()
 
     def crash(self) -> None:
-        """Cuts the power now. Every later call on this disk raises SimulatedCrash; crash() itself does not."""
+        """Cut the power now.
+
+        Every later call on this disk raises SimulatedCrash; crash() itself does not.
+        """
         self.is_dead = True
         self.forks += 1  # so that objects of the killed process do nothing more
 
     def after_crash(
         self, *, limit: int | None = None, seed: int | None = None, kind: Kind | None = None
     ) -> Iterator[SimulatedDisk]:
-        """Every disk that a crash at this moment may leave, each once and ready to be opened; see crash_states."""
+        """Yield each disk that a crash now may leave, once; see crash_states."""
         return (state.disk() for state in self.crash_states(limit=limit, seed=seed, kind=kind))
 
     def crash_states(
@@ -313,14 +349,21 @@ class SimulatedDisk(Surroundings, DiskLocks):
         kind: Kind | None = None,
         newest: bool = False,
     ) -> Iterator[CrashState]:
-        """The states that a crash at this moment may leave, each once.
+        """Yield the states that a crash at this moment may leave, each once.
 
-        The first is a kill that loses nothing, the second a power cut that loses everything that was not synced. Then
-        come names without data, data without names, every prefix of the changed names, every single change left out,
-        torn and garbled writes, random mixtures, and every subset of the changes if there are at most EXHAUSTIVE.
-        limit: at most this many: the first ones, and a random choice of the others. seed: for the random states; by
-        default the disk's. kind: only states of this kind. newest: only states in which the last change plays a part;
-        the others could arise before it too.
+        The first is a kill that loses nothing, the second a power cut that loses
+        everything not synced. Then follow names without data, data without names, every
+        prefix of the changed names, every single change left out, torn and garbled
+        writes, and random mixtures. Every subset of the changes follows if there are at
+        most EXHAUSTIVE.
+
+        Args:
+            limit: Maximum number of states: the first ones, and a random choice of
+                others.
+            seed: Seed of the random states, by default that of the disk.
+            kind: Only states of this kind.
+            newest: Only states that depend on the last change. The others could arise
+                before it too.
         """
         self._read_all()
         rng = random.Random((self.seed if seed is None else seed) * 1_000_003 + len(self.operations))
@@ -373,7 +416,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
         return node
 
     def _get(self, path: str, kind: _Failure = StorageReadError) -> Node:
-        """The node at a path, with the errors of a system call."""
+        """Return the node at a path, or raise the error of a system call."""
         node = self._find(path)
         if node is None:
             self._place(path, kind)  # raises if a part of the path is not a directory
@@ -393,7 +436,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
         return node
 
     def _place(self, path: str, kind: _Failure = StorageWriteError) -> tuple[Directory, str]:
-        """The directory that a name is in, or is to be in."""
+        """Return the parent directory of a path that exists or will be created."""
         parts = _parts(path)
         node = self._root
         for name in parts[:-1]:
@@ -414,7 +457,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
             raise StorageReadError(f"handle {handle} is not open") from OSError(errno.EBADF, os.strerror(errno.EBADF))
 
     def _ask(self, operation: str, path: str) -> int | str | None:
-        """The fault for the coming call, if any."""
+        """Return the fault for the next call, None if there is none."""
         if self.is_dead:
             raise SimulatedCrash
         if self.faults is None:
@@ -429,7 +472,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
             _fail(action, path, StorageReadError)
 
     def _begin(self, operation: str, path: str) -> int | str | None:
-        """Before a change or a sync: records it, and returns its fault, if any."""
+        """Record a change or a sync before it happens, and return its fault, if any."""
         action = self._ask(operation, path)
         self._writing = None
         if self.observer is not None:
@@ -438,7 +481,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
         return action
 
     def _end(self, operation: str, action: int | str | None, path: str) -> None:
-        """After a change: crashes, raises the planned error, or does nothing."""
+        """Crash or raise the planned error after a change, if either is due."""
         if self.observer is not None:
             self.observer(operation, True)
         if action == "crash" or (self._crash_in is not None and len(self.operations) > self._crash_in):
@@ -532,8 +575,11 @@ class SimulatedDisk(Surroundings, DiskLocks):
         exclusive: bool = False,
         permissions: int = FILE_PERMISSIONS,
     ) -> int | AnyFile:
-        """With a mode, returns a file object like that of the standard library's open(), but with `sync()` instead of a
-        descriptor. Without a mode, returns a handle, like FS.open().
+        """Open a file.
+
+        With a mode, return a file object like that of the standard library's open(),
+        with `sync()` instead of a descriptor. Without a mode, return a handle, like
+        FS.open().
         """
         path = os.fspath(path)
         if mode is not None:
@@ -631,7 +677,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
         self._sync("fdatasync", handle)
 
     def fsync(self, handle: int | AnyFile) -> None:
-        """Syncs a handle, or a file object, like os.fsync()."""
+        """Sync a handle or a file object, like os.fsync()."""
         if isinstance(handle, int):
             self._sync("fsync", handle)
         else:
@@ -647,7 +693,8 @@ class SimulatedDisk(Surroundings, DiskLocks):
                 file.forget(len(self.operations))
                 if not file.pending:
                     self._dirty.pop(file, None)
-                handles = list(self._handles.items())  # a copy: garbage collection may close some meanwhile
+                # A copy, because garbage collection may close handles during the loop.
+                handles = list(self._handles.items())
                 others = [other for other, held in handles if held[0] is file and other != handle]
                 self._unreported.update((other, action) for other in others)
                 _raise_sync(OSError(action, os.strerror(action)), path)
@@ -672,7 +719,10 @@ class SimulatedDisk(Surroundings, DiskLocks):
         return len(file.content)
 
     def drop_cache(self, handle: int, position: int) -> bool:
-        """Makes programs see the loss of a failed sync. Returns False, and does nothing, while the file is mapped."""
+        """Make the loss of a failed sync visible to programs.
+
+        Returns False, without effect, while the file is mapped.
+        """
         file, _, _ = self._held(handle)
         with self._mutex:
             if file.mappings is not None and any(reference() is not None for reference in file.mappings):
@@ -683,8 +733,9 @@ class SimulatedDisk(Surroundings, DiskLocks):
             return True
 
     def map(self, handle: int, size: int) -> memoryview:
-        """Like OsFS.map. The view shows later writes. Where the file was truncated since, it shows 0xDE bytes; on a
-        real disk the process would die.
+        """Map a file like OsFS.map. The view shows later writes.
+
+        Bytes past a truncation read as 0xDE; on a real disk the process would die.
         """
         file, path, _ = self._held(handle)
         if self.faults is not None:
@@ -700,7 +751,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
     # -- names ---------------------------------------------------------------------------------------------------
 
     def is_readable(self, view: memoryview, *, touch: bool = False) -> bool:
-        """Always True: a mapping of this disk is a copy in memory."""
+        """Return True, because a mapping of this disk is a copy in memory."""
         return True
 
     def file_size(self, path: str) -> int:
@@ -727,7 +778,10 @@ class SimulatedDisk(Surroundings, DiskLocks):
         return isinstance(self._find(path), Directory)
 
     def listdir(self, path: str) -> list[str]:
-        """Rotates the order of the names, because the order in a real directory is arbitrary too."""
+        """Return the names of a directory in a rotated order.
+
+        The order in a real directory is arbitrary too.
+        """
         self._reading("listdir", path)
         names = list(self._directory(path).entries)
         turn = 0
@@ -746,7 +800,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
             self._end("mkdir", action, path)
 
     def free_bytes(self, path: str) -> int:
-        """The free part of capacity_bytes; without a capacity, an exabyte."""
+        """Return the free part of capacity_bytes; without a capacity, an exabyte."""
         if self.capacity_bytes is None:
             return 1 << 60
         return self.capacity_bytes - sum(len(content) for content in self.view().values() if content is not None)
@@ -779,11 +833,14 @@ class SimulatedDisk(Surroundings, DiskLocks):
             self._end("rename", action, source)
 
     def replace(self, source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-        """Like os.replace(): another name for rename()."""
+        """Rename a file, like os.replace(). This is another name for rename()."""
         self.rename(os.fspath(source), os.fspath(target))
 
     def link(self, source: str, target: str) -> bool:
-        """Like OsFS.link. After a crash, the two names are separate files with the same content."""
+        """Link a file like OsFS.link.
+
+        After a crash, the two names are separate files with the same content.
+        """
         with self._mutex:
             node = self._get(source, StorageWriteError)
             place, name = self._place(target)
@@ -837,7 +894,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
                 self.observer("sync_dir", True)
 
     def _keep_names(self, directory: Directory | None) -> None:
-        """Makes changes of names durable: those in one directory, or all (None)."""
+        """Make changes of names durable, in one directory or everywhere (None)."""
         left = []
         is_less = False  # whether a file may have lost its last name
         for naming in self._journal:
@@ -864,7 +921,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
             self._dirty = {file: None for file in self._dirty if file in living}
 
     def permissions(self, path: str) -> int:
-        """The permissions that all files or all directories have here."""
+        """Return the permissions that all files or all directories have here."""
         if isinstance(self._get(path), Directory):
             return DIRECTORY_PERMISSIONS
         return FILE_PERMISSIONS
@@ -876,7 +933,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str], **options: Any) -> SimulatedDisk:
-        """A disk that has a copy of a real directory as its root."""
+        """Return a disk that has a copy of a real directory as its root."""
         root = Path(directory)
         files: dict[str, bytes | None] = {}
         for path in sorted(root.rglob("*")):
@@ -884,7 +941,7 @@ class SimulatedDisk(Surroundings, DiskLocks):
         return cls(files, **options)
 
     def save(self, directory: str | os.PathLike[str]) -> None:
-        """Writes what programs see now into a real directory, for other tools."""
+        """Write the visible content into a real directory, for other tools."""
         self._read_all()
         for path, content in sorted(self.view().items()):
             target = Path(directory, path.lstrip("/"))

@@ -1,20 +1,21 @@
-"""Runs a program on a simulated disk, cuts the power at every moment, and asks each disk that may be left.
+"""Crash a program on a simulated disk at every moment, and check every resulting disk.
 
-    def run(disk, promise): ...      # the program; promise(x) when it has reported that x is done
-    def recover(disk): ...           # what it does when it starts again; returns what it finds
-    def judge(promised, found): ...  # asserts that this is right
+    def run(disk, promise): ...      # the program; promise(x) once x is reported as done
+    def recover(disk): ...           # the restart of the program; returns its findings
+    def judge(promised, found): ...  # asserts that the findings are right
 
     explore(run, recover, judge)
 
 Rules:
-- Each disk is opened once: equal ones are the same disk. One that differs only in what recovery never read, as the
-  content of a file that it removes unread, is not opened either: the same would be found (known.Known).
-- What was found is judged again when more was promised.
-- For some of the disks the power goes again, at every moment of their recovery.
-- A failure says which moment, which disk and which calls led there, and carries that disk.
+- Each distinct disk is opened once. A disk is also skipped if it differs only in
+  content that recovery never read, for example in a file that recovery deletes unread
+  (known.Known).
+- A finding is judged again after the program has promised more.
+- On some of the disks the power fails again, at sampled moments of their recovery.
+- A failure names the moment, the disk and the calls before it, and carries that disk.
 
-`LogHistory` is the judge of one log: what was asked of it, what was acknowledged, and so what a crash may leave.
-This module does not know how a disk loses data; disk.py does.
+`LogHistory` judges one log: it records calls and acknowledgments, and derives from them
+the states that a crash may leave. The rules for losing data are in disk.py, not here.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ from logcore.testing.disk import CrashState, SimulatedDisk
 from logcore.testing.faults import SYNCS, Operation
 from logcore.testing.known import Known
 
-#: pytest leaves frames of this module out of what it shows of a failure.
+#: pytest hides the frames of this module in the traceback of a failure.
 __tracebackhide__ = True
 
-#: Frames of these are not shown of a finding: it is about the program, at the line where that stood.
+#: Frames of these packages are removed from the traceback of a finding. The traceback
+#: then ends at the line of the program.
 _OURS = ("logcore", "contextlib")
 
 Found = TypeVar("Found")
@@ -44,27 +46,33 @@ Promise = TypeVar("Promise")
 
 
 class Promiser(Protocol):
-    """What run() gets to say what it has promised."""
+    """The callback with which run() records its promises."""
 
     def __call__(self, value: Any, *, survives: Kind = "power") -> None:
-        """survives: "power" for what no crash may undo, "kill" for what only the loss of power may."""
+        """Record a promise.
+
+        `survives` is "power" if every crash must preserve the value, and "kill" if a
+        power cut may undo it.
+        """
         ...
 
 
 @attrs.define(kw_only=True)
 class Report:
-    """What an exploration did.
+    """Counters of an exploration."""
 
-    operations: changes and syncs of the program. moments: at which the power was cut. states: distinct disks that were
-    left and judged. again: disks left by a second crash, during recovery. judged: verdicts on a disk at a moment.
-    opened: how many of states and again recovery ran on; the others differ from one of these in what it does not read.
-    """
-
+    #: Changes and syncs of the program.
     operations: int = 0
+    #: Moments at which the power was cut.
     moments: int = 0
+    #: Distinct disks that were left by a crash and judged.
     states: int = 0
+    #: Disks left by a second crash, during recovery.
     again: int = 0
+    #: Verdicts on a disk at a moment.
     judged: int = 0
+    #: Number of disks in `states` and `again` on which recovery ran. Each of the others
+    #: differs from one of these only in bytes that recovery does not read.
     opened: int = 0
 
     def __add__(self, other: Report) -> Report:
@@ -74,9 +82,13 @@ class Report:
 
 
 class CrashTestError(AssertionError):
-    """A disk that a crash may leave and that is not right. state: that disk; state.disk() opens it. operations: what
-    was done on it before, the last one perhaps half. seed, moment: the same program with this seed comes to this disk
-    at this moment again.
+    """A crash may leave a disk on which recovery or its findings are wrong.
+
+    Attributes:
+        state: That disk; state.disk() opens it.
+        operations: The operations before the crash. The last one may be incomplete.
+        seed, moment: The same program with this seed reproduces the disk at this
+            moment.
     """
 
     def __init__(
@@ -99,25 +111,31 @@ class CrashTestError(AssertionError):
 
 @attrs.define
 class Seen(Generic[Found]):
-    """What explorations know of disks, to be shared by those in which equal disks have the same meaning.
+    """Results shared by explorations in which equal disks have the same meaning."""
 
-    states: key of a state -> what recovery finds. known, thoroughly: the same, by what it reads. recovered: how many
-    disks recovery was asked about.
-    """
-
+    #: Key of a crash state to the findings of recovery.
     states: dict[int, list[Found]] = attrs.field(factory=dict)
+    #: Findings of recovery by the content that it read.
     known: Known[Found] = attrs.field(factory=Known)
+    #: Findings of the thorough recovery, by the content that it read.
     thoroughly: Known[Found] = attrs.field(factory=Known)
+    #: Number of disks for which recovery was requested.
     recovered: int = 0
 
 
 class Explorer(Generic[Found]):
-    """Explores what runs on the disks it is attached to.
+    """Explores the crashes of programs that run on the disks it is attached to.
 
-    recover, judge(found, kind): as for explore(); judge raises AssertionError for what must not be. same: compares what
-    two recoveries of the same disk found, one of which was interrupted. restart: the recovery to interrupt, if recover
-    does more than that. again_every: of how many disks the recovery of one is crashed. thorough: what to do instead of
-    recover on one of thorough_every disks. limit: of states at one moment.
+    Args:
+        recover: As for explore().
+        judge: judge(found, kind) raises AssertionError for a finding that is not
+            allowed.
+        same: Compares the findings of two recoveries of one disk, one of them
+            interrupted.
+        restart: The recovery to interrupt, if `recover` does more than recover.
+        again_every: One recovery in this many is interrupted by a crash; 0 for none.
+        thorough: Replaces `recover` on one disk in `thorough_every`.
+        limit: Maximum number of states explored at one moment.
     """
 
     def __init__(
@@ -149,23 +167,24 @@ class Explorer(Generic[Found]):
         self._known: Seen[Found] = Seen() if seen is None else seen
         self._seen = self._known.states
         self._disk: SimulatedDisk | None = None
-        self._live: dict[int, CrashState] | None = None  # what a crash now may leave
-        self._complete = 0  # of these the one with nothing missing
+        #: The states that a crash at the current moment may leave.
+        self._live: dict[int, CrashState] | None = None
+        self._complete = 0  # key of the live state that has lost no write
         self._is_stale = False
 
     def attach(self, disk: SimulatedDisk) -> None:
-        """From now on, and until finish(), each moment of this disk is explored."""
+        """Explore each moment of this disk from now on, until finish()."""
         self._disk = disk
         self._live = None
         self._is_stale = True
         disk.observer = self._observe
 
     def promised(self) -> None:
-        """More must survive than before: what may be left now is to be judged again."""
+        """Mark the live states for another judgment, because more must survive now."""
         self._is_stale = True
 
     def finish(self) -> Report:
-        """Looks at the last moment and lets go of the disk."""
+        """Explore the last moment and detach from the disk."""
         assert self._disk is not None
         self._look_again()
         self._disk.observer = None
@@ -178,7 +197,8 @@ class Explorer(Generic[Found]):
             self._look_at(operation, is_done)
         except BaseException:
             assert self._disk is not None
-            self._disk.observer = None  # what the program does about this error is not explored any more
+            # The program's reaction to this error is not explored.
+            self._disk.observer = None
             raise
 
     def _look_at(self, operation: str, is_done: bool) -> None:
@@ -186,7 +206,8 @@ class Explorer(Generic[Found]):
             if self._is_stale:
                 self._look_again()
         elif operation in SYNCS:
-            self._live = None  # less may be lost than before; explored when it matters
+            # A sync reduces the possible losses. The states are explored on demand.
+            self._live = None
         elif self._live is None:
             self._look(newest=False)
         else:
@@ -222,13 +243,19 @@ class Explorer(Generic[Found]):
                 self._check(found, state)
 
     def _call_power(self, but: int | None) -> None:
-        """What a kill could leave a moment ago takes a loss of power now, but for the state with nothing missing."""
+        """Reclassify the live "kill" states as "power", except the complete one.
+
+        A state that a kill could leave at the previous moment requires a power cut now.
+        """
         for key, state in (self._live or {}).items():
             if state.kind == "kill" and key != but:
                 state.kind = "power"
 
     def _open(self, state: CrashState) -> list[Found]:
-        """What recovery finds on a disk; more than one thing when being interrupted makes a difference."""
+        """Return the findings of recovery on a disk.
+
+        There are several if an interrupted recovery may lead to another finding.
+        """
         self.report.states += 1
         found = self._recover(state)
         founds = [found]
@@ -245,7 +272,7 @@ class Explorer(Generic[Found]):
         return founds
 
     def _crash_again(self, state: CrashState) -> list[CrashState]:
-        """Some of the disks that a crash during recovery may leave."""
+        """Return some of the disks that a crash during recovery may leave."""
         disk = state.disk()
         rng = random.Random(self.seed * 1_000_003 + len(self._seen))
         left: list[CrashState] = []
@@ -274,7 +301,7 @@ class Explorer(Generic[Found]):
         try:
             return known.run(disk, recover)
         except Exception as error:
-            disk.crash()  # so that logs it left open stay silent
+            disk.crash()  # silences the logs that recovery left open
             raise self._finding(f"recovery fails: {type(error).__name__}: {error}", state) from error
 
     def _check(self, found: Found, state: CrashState) -> None:
@@ -303,14 +330,25 @@ def explore(
     names: Names = "posix",
     seed: int = 0,
 ) -> Report:
-    """Tests a program against crashes at every moment of run(); raises CrashTestError for the first wrong disk.
+    """Test a program against crashes at every moment of run().
 
-    run(disk, promise): works on the disk, and calls promise(value) as soon as a user may rely on something.
-    recover(disk): starts again on what a crash left, and returns what it finds; called once for each disk, so what it
-    finds must come from the disk alone. judge(promised, found): asserts that what had been promised by then is in what
-    was found, and nothing that must not be. files: what is on the disk at first. limit: disks explored for one moment,
-    None for all. again_every: one in so many recoveries is crashed too, and what it did outside the disk is then
-    forgotten; 0 for none. names: see SimulatedDisk. seed: of what is random.
+    Args:
+        run: run(disk, promise) works on the disk. It calls promise(value) as soon as a
+            user may rely on the value.
+        recover: recover(disk) restarts the program on a disk left by a crash, and
+            returns its findings. It is called once for each disk, so the findings must
+            depend on the disk alone.
+        judge: judge(promised, found) asserts that the findings include all values
+            promised so far, and no value that is not allowed.
+        files: The initial content of the disk.
+        again_every: One recovery in this many is crashed too; 0 for none. Effects of
+            the crashed recovery outside the disk are not kept.
+        limit: Maximum number of disks explored for one moment, None for all.
+        names: See SimulatedDisk.
+        seed: Seed of all random choices.
+
+    Raises:
+        CrashTestError: A disk is wrong. The first one is reported.
     """
     promised: list[tuple[Any, Kind]] = []
 
@@ -338,7 +376,10 @@ def explore(
 
 @contextlib.contextmanager
 def _quiet() -> Generator[None, None, None]:
-    """Without the log lines of logcore: of thousands of recoveries each tells what it cut off."""
+    """Suppress the log lines of logcore.
+
+    Each of thousands of recoveries would report the bytes that it cut off.
+    """
     logger = logging.getLogger("logcore")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -349,7 +390,7 @@ def _quiet() -> Generator[None, None, None]:
 
 
 def _without_ours(trace: TracebackType | None) -> TracebackType | None:
-    """The frames of the program in a traceback."""
+    """Return the traceback without the frames of logcore."""
     kept: list[TracebackType] = []
     while trace is not None:
         if str(trace.tb_frame.f_globals.get("__name__", "")).split(".")[0] not in _OURS:

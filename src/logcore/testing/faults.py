@@ -1,6 +1,7 @@
-"""Which calls of a simulated disk fail, and how: by operation, file and count.
+"""Plans for injected faults: which calls on a simulated disk fail, and how.
 
-This module fails nothing itself: disk.py asks a plan before each call.
+A plan selects calls by operation, path and count. disk.py asks a plan before each call
+and raises the error; this module raises none of them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Final, Literal, NamedTuple
 
 import attrs
 
-#: Operations that change what a crash may leave.
+#: Operations that change the set of states a crash may leave.
 CHANGES: Final = frozenset({"create", "link", "pwrite", "truncate", "mkdir", "rename", "unlink", "rmdir"})
 SYNCS: Final = frozenset({"fdatasync", "fsync", "sync_dir"})
 READS: Final = frozenset({"open", "pread", "size", "map", "file_size", "identity", "listdir", "modified_ms"})
@@ -20,7 +21,7 @@ OPERATIONS: Final = CHANGES | SYNCS | READS | LOCKS
 
 
 class Operation(NamedTuple):
-    """One call that reached the disk: a name of OPERATIONS and the path it was about."""
+    """One call on the disk: a name of OPERATIONS and the path it was made for."""
 
     name: str
     path: str
@@ -31,12 +32,18 @@ class Operation(NamedTuple):
 
 @attrs.frozen
 class Fault:
-    """A failure of chosen calls.
+    """A failure of selected calls.
 
-    operation: one of OPERATIONS, or "*". action: an errno, so that the call fails with it (a write after its first
-    half, a sync after losing the data); or "lie", a sync that does nothing and succeeds; "rot", a write of which one
-    bit is wrong; "misdirect", a write that lands a sector further; "crash", the power goes during the call. path: a
-    glob over the whole path. at: which matching call is the first to fail, from 1. times: how many do, None for ever.
+    Attributes:
+        operation: One of OPERATIONS, or "*".
+        action: An errno with which the call fails. A write then fails after its first
+            half, and a sync fails after losing the data. The other actions are "lie" (a
+            sync succeeds without effect), "rot" (one bit of a write is wrong),
+            "misdirect" (a write hits the following sector) and "crash" (the power fails
+            during the call).
+        path: A glob pattern for the whole path.
+        at: Number of the first matching call that fails, counted from 1.
+        times: Number of calls that fail, None for no limit.
     """
 
     operation: str
@@ -51,9 +58,10 @@ class Fault:
 
 
 class FaultPlan:
-    """Which calls fail, and how: `FaultPlan(Fault("fdatasync", errno.EIO, path="*.log", at=3))`.
+    """A set of faults: `FaultPlan(Fault("fdatasync", errno.EIO, path="*.log", at=3))`.
 
-    It counts the calls it is asked about, so one plan serves one disk. hits: the faults that came to pass.
+    The plan counts the calls made on the disk, so one plan serves one disk. `hits`
+    lists the faults that occurred.
     """
 
     def __init__(self, *faults: Fault) -> None:
@@ -65,7 +73,7 @@ class FaultPlan:
         return f"FaultPlan({', '.join(map(repr, self.faults))})"
 
     def ask(self, operation: str, path: str) -> int | str | None:
-        """The action for this call, None when it is to succeed."""
+        """Return the action for this call, None if it should succeed."""
         action: int | str | None = None
         for at, fault in enumerate(self.faults):
             if fault.operation not in ("*", operation) or not fnmatch.fnmatchcase(path, fault.path):

@@ -1,11 +1,13 @@
-"""File objects on a simulated disk, for programs that keep files of their own: `disk.open("state.json", "w")`.
+"""File objects on a simulated disk, for programs that keep files of their own.
 
-They are those of `open()`: modes, buffers, text. What differs:
-- There is no descriptor. `disk.fsync(file)` or `file.sync()` is what `os.fsync(file)` is elsewhere: it makes durable
-  what was flushed, and not what is still in the file's buffer.
-- Text is UTF-8 where nothing else is asked for, whatever machine it is.
-- Errors are OSError, as those of real files.
-- A file that is let go of unclosed is flushed, as elsewhere, but not when its process or the whole disk is gone.
+`disk.open("state.json", "w")` returns a file object like that of `open()`, with the
+same modes, buffers and text layers. The differences are:
+- There is no descriptor. `disk.fsync(file)` or `file.sync()` replaces `os.fsync(file)`.
+  It syncs flushed data, but not the data that is still in the file's buffer.
+- The default encoding is UTF-8 on every machine.
+- Errors are OSError, like those of real files.
+- An unclosed file is flushed when it is garbage collected, as usual, except after its
+  process has been killed or the disk has crashed.
 
 This module keeps no content; disk.py does.
 """
@@ -25,14 +27,17 @@ if TYPE_CHECKING:
 
     from logcore.testing.disk import SimulatedDisk
 
-#: pytest leaves frames of this module out of what it shows of a failure.
+#: pytest hides the frames of this module in the traceback of a failure.
 __tracebackhide__ = True
 
 _KINDS: Final = frozenset("rwax")
 
 
 class Handle(int):
-    """What a disk gives to logcore for an open file. It tells those who wanted a file object how to ask for one."""
+    """A handle of an open file, used by logcore.
+
+    If a program uses it as a file object, the error explains how to open one.
+    """
 
     def __enter__(self) -> NoReturn:
         raise TypeError('this is a handle, for logcore; a file object takes a mode: disk.open(path, "r")')
@@ -46,7 +51,7 @@ class Handle(int):
 
 @contextlib.contextmanager
 def _as_os_errors() -> Generator[None, None, None]:
-    """The system's own errors, which the disk wraps for logcore."""
+    """Raise the original OSError instead of the error into which the disk wraps it."""
     try:
         yield
     except LogcoreError as error:
@@ -56,7 +61,7 @@ def _as_os_errors() -> Generator[None, None, None]:
 
 
 class RawFile(io.RawIOBase):
-    """A file without a buffer: each write is one of the disk. Made by open_file()."""
+    """A file without a buffer: each write reaches the disk at once. open_file() creates it."""
 
     def __init__(self, disk: SimulatedDisk, path: str, mode: str) -> None:
         self.name = path
@@ -66,7 +71,7 @@ class RawFile(io.RawIOBase):
         self._writes = "r" not in mode or "+" in mode
         self._appends = "a" in mode
         self._position = 0
-        self._handle = -1  # none yet
+        self._handle = -1  # not open yet
         with _as_os_errors():
             self._handle = disk.open(path, write=self._writes, create="r" not in mode, exclusive="x" in mode)
             if "w" in mode:
@@ -79,7 +84,7 @@ class RawFile(io.RawIOBase):
 
     @property
     def is_gone(self) -> bool:
-        """Whether the process that had it open died, or the machine."""
+        """Whether the process that opened the file was killed, or its machine."""
         return self._disk.is_dead or not self._disk.is_open(self._handle)
 
     def readable(self) -> bool:
@@ -143,7 +148,7 @@ class RawFile(io.RawIOBase):
         return wanted
 
     def sync(self) -> None:
-        """What os.fsync() is to a real file."""
+        """Make the content durable, like os.fsync() on a real file."""
         self._check(True, "")
         with _as_os_errors():
             self._disk.fsync(self._handle)
@@ -167,18 +172,18 @@ def _sync(file: Any) -> None:
 
 
 class Reader(io.BufferedReader):
-    """A file that is read, in binary."""
+    """A binary file opened for reading."""
 
     def sync(self) -> None:
-        """What os.fsync() is to a real file."""
+        """Make the content durable, like os.fsync() on a real file."""
         _sync(self)
 
 
 class Writer(io.BufferedWriter):
-    """A file that is written, in binary."""
+    """A binary file opened for writing."""
 
     def sync(self) -> None:
-        """What os.fsync() is to a real file: what was not flushed is not in it."""
+        """Make the flushed content durable. Data in the buffer is not included."""
         _sync(self)
 
     def __del__(self) -> None:
@@ -186,10 +191,10 @@ class Writer(io.BufferedWriter):
 
 
 class Random(io.BufferedRandom):
-    """A file that is read and written, in binary."""
+    """A binary file opened for reading and writing."""
 
     def sync(self) -> None:
-        """What os.fsync() is to a real file: what was not flushed is not in it."""
+        """Make the flushed content durable. Data in the buffer is not included."""
         _sync(self)
 
     def __del__(self) -> None:
@@ -197,10 +202,10 @@ class Random(io.BufferedRandom):
 
 
 class TextFile(io.TextIOWrapper):
-    """A file of text."""
+    """A text file."""
 
     def sync(self) -> None:
-        """What os.fsync() is to a real file: what was not flushed is not in it."""
+        """Make the flushed content durable. Data in the buffer is not included."""
         _sync(self.buffer)
 
     def __del__(self) -> None:
@@ -208,7 +213,7 @@ class TextFile(io.TextIOWrapper):
 
 
 def _let_go(file: Any, base: Any) -> None:
-    """Flushes a file that was not closed, if its disk still exists."""
+    """Flush a file that was not closed, if its disk still exists."""
     raw = getattr(getattr(file, "buffer", file), "raw", None)
     if raw is not None and not raw.closed and not raw.is_gone:
         base.__del__()
@@ -227,7 +232,7 @@ def open_file(
     errors: str | None,
     newline: str | None,
 ) -> AnyFile:
-    """As open() of the standard library, on a disk."""
+    """Open a file on a simulated disk, with the arguments of the built-in open()."""
     letters = set(mode)
     kinds = letters & _KINDS
     if len(letters) != len(mode) or letters - _KINDS - set("bt+") or len(kinds) != 1 or {"b", "t"} <= letters:

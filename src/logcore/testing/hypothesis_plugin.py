@@ -1,10 +1,12 @@
-"""What hypothesis calls when it is imported: from then on st.from_type() knows the types that users annotate with.
+"""Registers strategies for the types of logcore when hypothesis is imported.
 
     @given(record=...)
     def test_my_codec(record: logcore.Record): ...
 
-`strategies` is imported when a value is drawn, because it imports hypothesis, which is not whole yet at this moment.
-Nothing in the library imports this module, so `import logcore` goes without hypothesis.
+After that, st.from_type() supports the types that users annotate with. `strategies` is
+imported when a value is drawn, because it imports hypothesis, whose own import has not
+finished at this moment. The library never imports this module, so `import logcore`
+works without hypothesis.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any
 
 
 def register() -> None:
-    """The entry point `hypothesis` of the package."""
+    """Register the strategies. This is the entry point `hypothesis` of the package."""
     from hypothesis import strategies as st
 
     from logcore.kernels import Record

@@ -1,7 +1,8 @@
-"""Remembers what a function finds on disks, so that it is called once for all disks that look the same to it.
+"""Caches the results of a function on disks, and reuses them for equivalent disks.
 
-Many disks that a crash may leave differ only in what recovery never looks at, such as the content of a file that it
-removes unread. This module opens no log and makes no disks; explore.py asks it.
+Two disks are equivalent for a function if it reads the same from both. Many disks left
+by a crash differ only in content that recovery never reads, for example in a file that
+it deletes unread. This module opens no log and makes no disks; explore.py uses it.
 """
 
 from __future__ import annotations
@@ -12,22 +13,24 @@ from typing import Any, Generic, TypeVar
 from logcore.testing.disk import SimulatedDisk
 from logcore.testing.nodes import File, Node
 
-#: pytest leaves frames of this module out of what it shows of a failure.
+#: pytest hides the frames of this module in the traceback of a failure.
 __tracebackhide__ = True
 
 Result = TypeVar("Result")
 
 
 class Asked:
-    """What a function asked a disk about the files that were there when it began, in order: (path, True) for the
-    content, (path, False) for the size.
+    """Records which files of a disk a function reads, in order.
+
+    Only files that existed at the start count. An entry is (path, True) for the content
+    and (path, False) for the size.
     """
 
     def __init__(self, disk: SimulatedDisk) -> None:
         self.nodes = disk.nodes()
         self.questions: dict[tuple[str, bool], None] = {}
         self.written: set[File] = set()
-        self._blank: set[File] = set()  # cut to nothing: what was in it plays no part any more
+        self._blank: set[File] = set()  # truncated to zero: later reads are not recorded
         self._paths: dict[Node, list[str]] = {}
         for path, node in self.nodes.items():
             self._paths.setdefault(node, []).append(path)
@@ -44,7 +47,7 @@ class Asked:
 
 
 class _Question:
-    """A place in the tree of Known: what is asked there, and where each answer leads."""
+    """A node in the tree of Known: a question, and the node of each answer."""
 
     __slots__ = ("about", "answers")
 
@@ -54,20 +57,27 @@ class _Question:
 
 
 class Known(Generic[Result]):
-    """What a function finds on disks, as a tree: names and time at the root, then each size and content that it asks
-    for, in its order. On disks that give it the same answers it goes the same way and finds the same, so it is called
-    once for all of them. What it finds must come from the disk alone, and not from the order in which names are listed.
+    """A cache of the results of a function on disks.
+
+    The cache is a tree. The root is selected by the file names and the time. Each level
+    below is one size or content that the function reads, in its order. On disks that
+    give the same answers, the function takes the same path and returns the same result,
+    so it is called once for all of them. Its result must depend on the disk alone, and
+    not on the order in which names are listed.
     """
 
     def __init__(self) -> None:
         self._roots: dict[int, Any] = {}
 
     def get(self, files: Mapping[str, bytes | None], now_ms: int) -> Result | None:
-        """What was found on such a disk; None when that is not known."""
+        """Return the cached result for such a disk, None if there is none."""
         return self._find(files, now_ms)[0]
 
     def run(self, disk: SimulatedDisk, function: Callable[[SimulatedDisk], Result]) -> Result:
-        """What is known of this disk, or else what the function finds there. May be called by what is run so itself."""
+        """Return the result for this disk, by calling the function if it is not cached.
+
+        The function may call run() itself.
+        """
         outer = disk.asked
         asked = Asked(disk)
         files = {path: node.seen() for path, node in asked.nodes.items()}

@@ -1,6 +1,6 @@
-"""The locks of a simulated disk, and the watch of those who wait for changes on it.
+"""The locks of a simulated disk, and the watch that reports changes on it.
 
-This module makes no change of a disk; disk.py hands these out.
+This module changes no content of a disk; disk.py hands these objects out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class LockMembers:
-    """The members by which one process claims a directory. handle: of the lock file, where others may claim it too."""
+    """The members for which one process has locked a directory.
+
+    `handle` is that of the lock file, if other processes may lock the directory too.
+    """
 
     members: set[str] = attrs.field(factory=set)
     shared: Shared = attrs.field(factory=Shared)
@@ -52,7 +55,10 @@ class MemberLock:
 
 
 class ProcessLock:
-    """One share of what a process among several holds of a directory, in locks by the path of that."""
+    """The lock of one member on a directory that several processes share.
+
+    `locks` maps the path of a directory to the members of this process that locked it.
+    """
 
     def __init__(self, fs: SharedFS, locks: dict[str, LockMembers], directory: str, member: str) -> None:
         self._fs = fs
@@ -81,7 +87,10 @@ class ProcessLock:
 def lock_among_processes(
     fs: SharedFS, locks: dict[str, LockMembers], directory: str, member: str, *, shared: bool
 ) -> ProcessLock:
-    """As OsFS.lock, for one of several simulated processes: the directory is the process's by a byte of its file."""
+    """Lock a directory like OsFS.lock, for one of several simulated processes.
+
+    The process locks the directory with a byte lock on the lock file.
+    """
     held = locks.get(directory)
     if held is None:
         handle = fs.open(posixpath.join(directory, ".lock"), write=True, create=True)
@@ -103,7 +112,7 @@ class DiskWatch:
         self._seen = len(disk.operations)
 
     def wait(self, timeout: float | None) -> bool:
-        time.sleep(0)  # for a writer in another thread
+        time.sleep(0)  # lets a writer in another thread run
         before = self._seen
         self._seen = len(self._disk.operations)
         if self._seen != before:
@@ -120,7 +129,7 @@ class DiskWatch:
 
 
 class ByteLocks:
-    """Locks on single bytes of files, each held by one handle, or by several for reading."""
+    """Locks on bytes of files, each held by one handle, or by several if shared."""
 
     def __init__(self) -> None:
         self._holders: dict[tuple[File, int], set[int]] = {}
@@ -148,7 +157,7 @@ class ByteLocks:
         return bool(self._holders.get((file, byte), set()) - {handle})
 
     def forget(self, handle: int) -> None:
-        """A handle was closed."""
+        """Release the locks of a handle that was closed."""
         for file, byte in [place for place, holders in self._holders.items() if handle in holders]:
             self.drop(file, byte, handle)
 
@@ -157,22 +166,24 @@ class ByteLocks:
 
 
 class DiskLocks:
-    """A part of SimulatedDisk: what the operating system does for those who share files."""
+    """The part of SimulatedDisk that implements locks and watches."""
 
     def __init__(self) -> None:
         self._mutex = threading.RLock()
         self._locks: dict[Directory, LockMembers] = {}
         self.byte_locks = ByteLocks()
 
-    if TYPE_CHECKING:  # what SimulatedDisk has, of which this is a part
+    if TYPE_CHECKING:  # attributes of SimulatedDisk
 
         def _ask(self, operation: str, path: str) -> int | str | None: ...
         def _directory(self, path: str, kind: Any = ...) -> Directory: ...
         def _held(self, handle: int) -> tuple[File, str, bool]: ...
 
     def lock(self, directory: str, member: str, *, shared: bool = False) -> Lock:
-        """As OsFS.lock, within this object: it stands for one machine, whose crash frees all locks. Makes a file only
-        for a shared directory.
+        """Lock a directory like OsFS.lock, within this object.
+
+        The object represents one machine, and a crash of that machine frees all locks.
+        A lock file is created only for a shared directory.
         """
         disk = cast("SimulatedDisk", self)
         with self._mutex:
@@ -199,7 +210,7 @@ class DiskLocks:
             return MemberLock(disk, node, held, member)
 
     def release_member(self, node: Directory, held: LockMembers, member: str) -> None:
-        """A member lets go of a directory; the last one of them frees it."""
+        """Release the lock of a member. The last member releases the directory."""
         with self._mutex:
             held.members.discard(member)
             if not held.members and self._locks.get(node) is held:
@@ -208,7 +219,10 @@ class DiskLocks:
                     cast("SimulatedDisk", self).close(held.handle)
 
     def lock_byte(self, handle: int, byte: int, *, timeout_ms: int = 0, shared: bool = False) -> bool:
-        """As OsFS.lock_byte. Where another handle holds the byte, the time that it was to wait passes at once."""
+        """Lock a byte like OsFS.lock_byte.
+
+        If another handle holds the byte, the clock advances by the timeout at once.
+        """
         disk = cast("SimulatedDisk", self)
         file, path, _ = self._held(handle)
         with self._mutex:
@@ -228,8 +242,11 @@ class DiskLocks:
         return self.byte_locks.is_held_by_others(file, byte, handle)
 
     def after_fork(self, forget: Callable[[], None]) -> None:
-        """Nothing: a process that forks has two of these disks then."""
+        """Do nothing. After a fork, each process has its own copy of this disk."""
 
     def watch(self, *directories: str, closing: Sequence[str] = ()) -> Watch:
-        """Tells of changes anywhere on the disk. Where there was none, the time that it was to wait passes at once."""
+        """Return a watch that reports changes anywhere on the disk.
+
+        If nothing has changed, the clock advances by the timeout of the wait at once.
+        """
         return DiskWatch(cast("SimulatedDisk", self))

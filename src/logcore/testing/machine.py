@@ -1,17 +1,21 @@
-"""A log against a list: hypothesis calls anything in any order, and the power goes inside the calls.
+"""Hypothesis state machine that compares a log with a list, and crashes in calls.
 
     TestMyLog = LogStateMachine.TestCase
 
 Rules:
-- Each call on the log has its twin on a `LogHistory`. After each step the log holds what the list holds.
-- A call may be crashed at any change that it makes on the disk, and recovery from that again. What is left is any disk
-  that such a crash may leave. A machine that crashes only between calls misses bugs.
-- A reader that was begun before goes on with what it was promised, whatever is rolled, deleted, truncated or compacted
-  meanwhile.
-- A batch that a producer sends again is stored once, and readers of committed records see whole transactions.
+- Each call on the log is mirrored on a `LogHistory`. After each step the log and the
+  list have the same content.
+- A call may crash at any change that it makes on the disk, and so may the recovery
+  after that. The resulting disk is any one that such a crash may leave. A machine that
+  crashes only between calls misses bugs.
+- A reader returns the records that existed when it was created, even if segments are
+  rolled, deleted, truncated or compacted while it reads.
+- A batch that a producer sends again is stored once, and readers of committed records
+  get whole transactions.
 
-Subclass it to change `durabilities`, `configs` or `path`, or to add rules for a service that stands on the log:
-`self.log` is open between the rules, and `self.restarted()` is called after each crash. Needs the extra `testing`.
+Subclass it to change `durabilities`, `configs` or `path`, or to add rules for a service
+that uses the log: `self.log` is open between the rules, and `self.restarted()` is
+called after each crash. It needs the extra `testing`.
 """
 
 from __future__ import annotations
@@ -44,14 +48,14 @@ from logcore.testing.faults import Fault, FaultPlan
 from logcore.testing.oracle import FoundLog, LogHistory, check_epochs
 from logcore.testing.strategies import CrashPoint, Row
 
-#: pytest leaves frames of this module out of what it shows of a failure.
+#: pytest hides the frames of this module in the traceback of a failure.
 __tracebackhide__ = True
 
 _crash = st.none() | st.none() | strategies.crash_points()
 _part = st.integers(0, 100)
 _seldom = st.sampled_from([False, False, False, False, True])
 _few = st.lists(strategies.records(max_size=20), min_size=1, max_size=3)
-#: Producers that only want no record twice, and those that write transactions.
+#: Ids of producers that are only idempotent, and of those that write transactions.
 _IDEMPOTENT = (100, 101)
 _TRANSACTIONAL = (200, 201)
 _KNOWN_BATCHES = 5
@@ -60,15 +64,17 @@ _FAILING_CALLS = ("append", "roll", "reopen", "compact", "abort")
 
 @attrs.define
 class _Sent:
-    """A batch of a producer, as it was stored. is_known: whether the log still has to know it when it comes again."""
+    """A batch of a producer, as it was stored."""
 
     epoch: int
     sequence: int
     count: int
     offset: int
     data: bytes
+    #: Whether the log must still recognize the batch if it is sent again.
     is_known: bool = True
-    is_cut: bool = False  # by a truncation inside it
+    #: Whether a truncation removed part of the batch.
+    is_cut: bool = False
 
     @property
     def next_sequence(self) -> int:
@@ -76,9 +82,14 @@ class _Sent:
 
 
 class LogStateMachine(RuleBasedStateMachine):
-    """See the top of this file. log: the log under test. history: what must be in it. disk: the one it is on.
+    """Runs random calls on a log. See the top of this file.
 
-    counts: steps, crashes and faults of all machines of this class, for tests that state how much was tried.
+    Attributes:
+        log: The log under test.
+        history: The expected content of the log.
+        disk: The disk of the log.
+        counts: Steps, crashes and faults of all machines of this class, for tests that
+            assert how much was tried.
     """
 
     path = "t-0"
@@ -91,7 +102,10 @@ class LogStateMachine(RuleBasedStateMachine):
     disk: SimulatedDisk
 
     def restarted(self) -> None:
-        """For subclasses: the log was opened after a crash or a fault."""
+        """Hook for subclasses.
+
+        It is called after the log was opened after a crash or fault.
+        """
 
     # -- crashing ------------------------------------------------------------------------------------------------
 
@@ -111,8 +125,10 @@ class LogStateMachine(RuleBasedStateMachine):
         self.log = open_log(self.path, create=True, config=self.config, durability=self.durability, fs=self.disk)
 
     def _forget(self) -> None:
-        """The log was opened or cut: it has to know the last batch of each producer, the epochs with records, and the
-        latest epoch.
+        """Reduce the expected producer and epoch state after an open or a truncation.
+
+        The log must still have the last batch of each producer, the epochs with records
+        and the latest epoch.
         """
         self._forget_batches()
         self.epochs = self._below_end(self.epochs)
@@ -121,11 +137,15 @@ class LogStateMachine(RuleBasedStateMachine):
         end = len(self.history.records)
         kept = [entry for entry in entries if entry[1] < end]
         if kept != entries:
-            kept.append((entries[-1][0], end))  # clients may know it, so it never falls
+            kept.append((entries[-1][0], end))  # clients may have seen it, so it never falls
         return epochs.truncate_start(kept, self.log.log_start_offset)
 
     def _forget_batches(self) -> None:
-        """A producer of which every batch is gone is let alone from now on: it may be known or not."""
+        """Mark the batches that the log need not recognize any more.
+
+        If no batch of a producer remains, its state in the log is not determined. The
+        rules then do not check that producer.
+        """
         end = len(self.history.records)
         start = self.log.log_start_offset
         for producer_id, batches in self.sent.items():
@@ -140,7 +160,10 @@ class LogStateMachine(RuleBasedStateMachine):
         self.counts[what] = self.counts.get(what, 0) + 1
 
     def call(self, action: Callable[[], Any], crash: CrashPoint | None) -> bool:
-        """Does it, and crashes in it if asked to; whether it was completed."""
+        """Run a call, with a crash inside it if requested.
+
+        Return whether it completed.
+        """
         self._count("steps")
         if crash is None:
             action()
@@ -155,7 +178,7 @@ class LogStateMachine(RuleBasedStateMachine):
             return False
 
     def lose_power(self, crash: CrashPoint) -> None:
-        """Goes on with one of the disks that a crash at this moment may leave."""
+        """Continue on one of the disks that a crash at this moment may leave."""
         self._count("crashes")
         self.readers.clear()
         states = self.disk.crash_states(seed=crash.choice)
@@ -179,7 +202,7 @@ class LogStateMachine(RuleBasedStateMachine):
         self._take(state.kind)
 
     def _take(self, kind: Any) -> None:
-        """The log was opened after a crash or a fault of that kind: judges its content, and goes on from it."""
+        """Judge the log that was opened after a crash or a fault, and continue."""
         found = FoundLog.of(self.log)
         assert found.end == self.log.log_end_offset
         self.history.judge(found, kind)
@@ -194,7 +217,7 @@ class LogStateMachine(RuleBasedStateMachine):
         return "compact" in self.config.get("cleanup.policy", "")
 
     def _fit(self, rows: list[Row]) -> list[Row]:
-        """In a compacted log a record needs a key, and there are few of them."""
+        """Return rows with keys for a compacted log. Few distinct keys are used."""
         if not self.is_compacted:
             return rows
         return [row._replace(key=b"abcd"[(at := len(row.key or b"") % 4) : at + 1]) for row in rows]
@@ -258,7 +281,11 @@ class LogStateMachine(RuleBasedStateMachine):
 
     @rule(milliseconds=st.integers(1, 10_000), crash=_crash)
     def tick(self, milliseconds: int, crash: CrashPoint | None) -> None:
-        """Among what is due may be retention, of records that are old already: their times are near 0."""
+        """Run maintenance.
+
+        Retention may be due and may delete all records, because their timestamps are
+        near 0.
+        """
         self.disk.advance(milliseconds)
         self.history.delete(self.log.high_watermark)
         if self.call(self.log.tick, crash):
@@ -267,7 +294,7 @@ class LogStateMachine(RuleBasedStateMachine):
     def _started(self, start: int) -> None:
         self.history.deleted(start)
         for batches in self.sent.values():
-            for one in batches:  # what is deleted before it is asked for may be known or not
+            for one in batches:  # the log may have forgotten a batch that was deleted
                 one.is_known &= one.offset >= start
         self.epochs = epochs.truncate_start(self.epochs, start)
 
@@ -284,7 +311,10 @@ class LogStateMachine(RuleBasedStateMachine):
 
     @rule(back=st.integers(0, 2), part=_part, crash=_crash)
     def truncate_to_epoch(self, back: int, part: int, crash: CrashPoint | None) -> None:
-        """A leader answers where an epoch ended there; what it says may lie anywhere."""
+        """Truncate to the end offset of an epoch as a leader reports it.
+
+        The reported offset may be any offset of the log.
+        """
         start = self.log.log_start_offset
         end = self.log.log_end_offset
         leader_epoch = max(0, self.log.leader_epoch - back)
@@ -301,7 +331,8 @@ class LogStateMachine(RuleBasedStateMachine):
                 self._forget()
                 self.epochs = self._begun_below(offset, before)
             return
-        # The epochs that it forgets are gone from their file, or not yet; then the latest stays.
+        # After a crash the removed epochs may or may not be in their file. If they
+        # still are, the latest epoch remains.
         kept = epochs.truncate_start(self._begun_below(self.log.log_end_offset, before), self.log.log_start_offset)
         if self.log.leader_epoch == kept[-1][0]:
             self.epochs = kept
@@ -332,7 +363,7 @@ class LogStateMachine(RuleBasedStateMachine):
 
     @rule(segments=st.none() | st.integers(1, 3), size=st.sampled_from([-1, 0, 500]), crash=_crash)
     def retain(self, segments: int | None, size: int, crash: CrashPoint | None) -> None:
-        """Whole segments from the front, by number or by the rules."""
+        """Delete whole segments from the start, by number or by the retention rules."""
         self.log.reconfigure({**self.config, "retention.bytes": size})
         facts = self.log.upkeep.facts()
         wanted = min(facts.deletable, retention.kafka_rules(facts) if segments is None else segments)
@@ -353,7 +384,7 @@ class LogStateMachine(RuleBasedStateMachine):
         reports: list[cleaner.CleaningReport] = []
         if self.call(lambda: reports.extend(self._compact(rolls)), crash) and reports:
             self._count("compactions")
-            self.log.flush()  # what is not on disk yet is not shown
+            self.log.flush()  # readers get durable records only
             self.history.acknowledge(self.log.log_end_offset, "disk")
             self.history.compacted(FoundLog.of(self.log), reports[0].first_dirty, reports[0].end_offset)
 
@@ -374,12 +405,15 @@ class LogStateMachine(RuleBasedStateMachine):
         if batches and batches[-1].is_known and not new_epoch:
             epoch = batches[-1].epoch
             sequence = batches[-1].next_sequence
-        else:  # also when it is not sure what the log knows: this is right in any case
+        else:
+            # Also used if it is uncertain whether the log has the batch. A new epoch is
+            # accepted in both cases.
             epoch = self.newest_epochs.get(producer_id, -1) + 1
             sequence = 0
             self.newest_epochs[producer_id] = epoch
         now_ms = self.disk.now_ms()
-        rows = [row._replace(timestamp_ms=now_ms) for row in self._fit(rows)]  # by 0 it would be long forgotten
+        # A record of time 0 would have expired from the producer state.
+        rows = [row._replace(timestamp_ms=now_ms) for row in self._fit(rows)]
         is_transactional = producer_id in _TRANSACTIONAL
         data = encode(
             rows,
@@ -423,7 +457,10 @@ class LogStateMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(self.sent.values()))
     @rule(choice=_part, back=st.integers(0, _KNOWN_BATCHES - 1), crash=_crash)
     def send_again(self, choice: int, back: int, crash: CrashPoint | None) -> None:
-        """One of the last five batches of a producer: the receipt is that of the first time, and nothing is stored."""
+        """Send one of the last five batches of a producer again.
+
+        The receipt equals the first one, and nothing is stored.
+        """
         producers = [producer_id for producer_id, batches in self.sent.items() if batches]
         batches = self.sent[producers[choice % len(producers)]]
         in_epoch = [one for one in batches if one.epoch == batches[-1].epoch]
@@ -440,7 +477,10 @@ class LogStateMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(self.sent.values()))
     @rule(choice=_part, gap=st.integers(1, 3), is_old=st.booleans())
     def send_out_of_order(self, choice: int, gap: int, is_old: bool) -> None:
-        """What does not follow on a producer's last batch is refused, and so is a producer that was replaced."""
+        """Send a batch with a gap in its sequence, or with an old epoch.
+
+        The log rejects both.
+        """
         producers = [producer_id for producer_id, batches in self.sent.items() if batches]
         producer_id = producers[choice % len(producers)]
         last = self.sent[producer_id][-1]
@@ -472,7 +512,7 @@ class LogStateMachine(RuleBasedStateMachine):
             assert self.log.log_start_offset == before
             self._started(before)
 
-    # -- ends and beginnings -------------------------------------------------------------------------------------
+    # -- closing, crashes and faults -----------------------------------------------------
 
     @rule(crash=_crash)
     def close_and_open(self, crash: CrashPoint | None) -> None:
@@ -480,7 +520,7 @@ class LogStateMachine(RuleBasedStateMachine):
         if self.call(self.log.close, crash):
             self.history.acknowledge(len(self.history.records), "disk")
             if self.disk.open_handles:
-                gc.collect()  # the traceback of an error that a fault raised may hold a segment
+                gc.collect()  # the traceback of an injected error may reference a segment
             assert not self.disk.open_handles, self.disk.open_handles
             if self.call(self._open, crash):
                 self._forget()
@@ -497,7 +537,10 @@ class LogStateMachine(RuleBasedStateMachine):
 
     @rule(row=strategies.records(), fault=strategies.faults(), then=st.sampled_from(_FAILING_CALLS))
     def failing_disk(self, row: Row, fault: Fault, then: str) -> None:
-        """One operation fails: nothing acknowledged goes, and after reopening all is as before."""
+        """Let one operation fail.
+
+        Acknowledged records survive, and after reopening the log has the same content.
+        """
         self._count("steps")
         end = self.log.log_end_offset
         (row,) = self._fit([row])
@@ -529,7 +572,10 @@ class LogStateMachine(RuleBasedStateMachine):
         self._heal()
 
     def _heal(self) -> None:
-        """Reopens the log if the fault left it closed or poisoned; either way its content is judged."""
+        """Reopen the log if the fault closed or failed it.
+
+        Judge its content in both cases.
+        """
         try:
             self.log.flush()
             self.history.take_end(self.log.log_end_offset)

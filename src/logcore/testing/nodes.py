@@ -1,9 +1,11 @@
-"""Files and directories of a simulated disk: what programs see of them, and what of it is on the disk.
+"""Files and directories of a simulated disk, with visible and durable state.
 
-Between the two stand changes: writes and truncations of a file since its last sync, and changes of names, which are
-numbered in one order for the whole disk.
+The two states differ by the pending changes: the writes and truncations of a file since
+its last sync, and changes of names. Changes are numbered in one order for the whole
+disk.
 
-This module knows no path and decides nothing: disk.py changes these, crashstates.py says what a crash may make of them.
+This module handles no paths and makes no decisions. disk.py changes these objects, and
+crashstates.py derives from them the states after a crash.
 """
 
 from __future__ import annotations
@@ -17,7 +19,12 @@ _PAGE: Final = 4096
 
 
 class Change(NamedTuple):
-    """A write (data at position) or, with data None, a change of size to position. order: among all of the disk."""
+    """A write of `data` at `position`.
+
+    If `data` is None, a change of size to `position`.
+
+    `order` is the number of the change among all changes of the disk.
+    """
 
     order: int
     position: int
@@ -41,7 +48,7 @@ class Change(NamedTuple):
 
 
 class MappedPages(bytearray):
-    """Memory that stands for mapped pages; it goes when the last view of it does."""
+    """The memory of a mapped file. It is freed with the last view of it."""
 
 
 class File:
@@ -52,17 +59,18 @@ class File:
         self.content: bytes | bytearray = content
         self.durable = content
         self.pending: list[Change] = []
-        self.forgot = False  # a sync failed: content is not what durable and pending make
+        # After a failed sync, content differs from durable with pending applied.
+        self.forgot = False
         self.modified_ms = modified_ms
         self.mappings: list[weakref.ref[MappedPages]] | None = None
         self.variants: dict[int, bytes] = {}
 
     def seen(self) -> bytes:
-        """What programs see."""
+        """Return the content that programs see."""
         return bytes(self.content)
 
     def of(self, mask: int) -> bytes:
-        """The content with those pending changes whose bits are set."""
+        """Return the durable content with those pending changes whose bits are set."""
         found = self.variants.get(mask)
         if found is None:
             if mask == 0:
@@ -84,7 +92,11 @@ class File:
         self.variants = {}
 
     def forget(self, order: int) -> None:
-        """What a failed sync does: the pages are called clean, and only the size is still to be written."""
+        """Apply the effect of a failed sync.
+
+        The pages are marked clean, so their data is lost. Only the size remains
+        pending.
+        """
         self.forgot = True
         if len(self.content) != len(self.durable):
             self.pending = [Change(order, len(self.content), None)]
@@ -93,7 +105,7 @@ class File:
         self.variants = {}
 
     def show(self, start: int, data: Data | None) -> None:
-        """Lets mappings see a write, or (data None) that the file now ends at start."""
+        """Update mappings after a write, or after a truncation if `data` is None."""
         assert self.mappings is not None
         living = [(reference, memory) for reference in self.mappings if (memory := reference()) is not None]
         self.mappings = [reference for reference, _ in living] or None
@@ -102,7 +114,9 @@ class File:
                 stop = min(len(memory), start + len(data))
                 if start < stop:
                     memory[start:stop] = data[: stop - start]
-            elif start < len(memory):  # whole pages behind the end would kill the process; they read as ruins here
+            elif start < len(memory):
+                # Access to whole pages past the end would kill the process. Here they
+                # read as 0xDE bytes.
                 edge = min(len(memory), -(-start // _PAGE) * _PAGE)
                 memory[start:edge] = bytes(edge - start)
                 memory[edge:] = b"\xde" * (len(memory) - edge)
@@ -125,7 +139,10 @@ Node = File | Directory
 
 
 class Naming(NamedTuple):
-    """A change of names: what goes from `gone`, then what comes to `come`. order: among all changes of the disk."""
+    """A change of names: `gone` is removed, then `come` is added.
+
+    `order` is the number of the change among all changes of the disk.
+    """
 
     order: int
     what: str

@@ -1,16 +1,20 @@
-"""What one log must hold after a crash, and how to find out what it does hold.
+"""Check the content of one log after a crash against the calls that were made on it.
 
-`LogHistory` follows what is asked of a log and what it acknowledges; its judge() says whether what was found after a
-crash is among what the promises allow (reliability promises 1 to 4):
-- a prefix of what was appended: no hole, no other order, no changed byte;
-- with all that was acknowledged at the level that the crash spares;
-- not above what was asked for: nothing truncated or deleted comes back once that call has returned;
-- where the log is compacted, without records that a later one of their key supersedes, while that later one exists;
-- the same transactions open, committed and aborted as their markers say.
+`LogHistory` records the calls on a log and their acknowledgments. Its judge() checks
+that the content found after a crash is allowed by reliability promises 1 to 4:
+- The content is a prefix of the appended records: no gap, no other order, no changed
+  byte.
+- It includes all records acknowledged at the level that survives this kind of crash.
+- Truncated or deleted records do not reappear once that call has returned.
+- In a compacted log, a record may be missing if a later record of its key exists.
+- The same transactions are open, committed and aborted as the markers record.
 
-`recover_log` opens a log as its owner would, and checks what needs no history: it opens, can be appended to, opening
-again changes nothing, what was cut is kept beside, nothing temporary stays behind, and what it remembers of producers,
-transactions and leader epochs is what its batches say.
+`recover_log` opens a log as its owner would, and checks everything that needs no
+history:
+- The log opens, accepts an append, and is unchanged when it is opened again.
+- Bytes that recovery cut off are kept in a quarantine file.
+- No temporary file remains.
+- The state of producers, transactions and leader epochs agrees with the batches.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ from logcore.testing.crashstates import Kind
 from logcore.testing.disk import SimulatedDisk
 from logcore.testing.known import Known
 
-#: pytest leaves frames of this module out of what it shows of a failure.
+#: pytest hides the frames of this module in the traceback of a failure.
 __tracebackhide__ = True
 
 Found = TypeVar("Found")
@@ -50,20 +54,22 @@ _TEMPORARY = (".tmp", *STATES)
 
 @attrs.frozen
 class FoundLog:
-    """What opening a log found: its start and its records. shown: how many of them a reader was shown before. end:
-    where it ends, by default behind records that have no gaps. committed: offsets of what read_committed shows, None
-    when that was not asked.
-    """
+    """The start, the end and the records of a log, as found by opening it."""
 
+    #: The log start offset.
     start: int
+    #: All records of the log.
     records: list[Record]
+    #: Number of records that a reader returned before recovery, None if none was asked.
     shown: int | None = None
+    #: The end offset. The default is correct only for records without gaps.
     end: int = attrs.field(default=attrs.Factory(lambda self: self.start + len(self.records), takes_self=True))
+    #: Offsets of the records returned by read_committed, None if that was not read.
     committed: list[int] | None = None
 
     @classmethod
     def of(cls, log: Log, shown: int | None = None) -> FoundLog:
-        """What a log shows now."""
+        """Return the current content of a log."""
         start = log.log_start_offset
         committed = [record.offset for record in log.read(start, isolation="read_committed")]
         return cls(start, list(log.read(start)), shown, log.high_watermark, committed)
@@ -74,48 +80,58 @@ class FoundLog:
 
 @attrs.frozen
 class Marker:
-    """The end of a transaction, which takes an offset and is no record."""
+    """The marker that ends a transaction. It occupies an offset and is not a record."""
 
     producer_id: int
     commit: bool
 
 
 class LogHistory:
-    """What was asked of one log and what it acknowledged.
-
-    records: all that may be in it, by offset, None where a marker stands; a call that is under way has its records
-    here. start_low, start_high: between which its start may be. durable_end: up to which a power cut may take nothing,
-    written_end: up to which a kill may not. transactional: offset -> producer id, of records in transactions. markers:
-    by offset. gone: offsets that compaction took -> the offset of what superseded it, None when it was aborted or a
-    tombstone whose time was over. may_go: the same, of a compaction that is under way.
-    """
+    """The calls made on one log, and the acknowledgments they returned."""
 
     def __init__(self, durability: str | Durability = "group") -> None:
         self.durability = Durability.parse(durability)
+        #: By offset: every record the log may contain, None for a marker. The records
+        #: of a call in progress are included.
         self.records: list[Record | None] = []
+        #: Bounds of the log start offset.
         self.start_low = self.start_high = 0
+        #: A power cut keeps all records below durable_end, a kill those below
+        #: written_end.
         self.durable_end = self.written_end = 0
+        #: Offset to producer id, for records in transactions.
         self.transactional: dict[int, int] = {}
         self.markers: dict[int, Marker] = {}
+        #: Offset removed by compaction to the offset that superseded it. The value is
+        #: None for an aborted record and for a tombstone that had expired.
         self.gone: dict[int, int | None] = {}
+        #: The same mapping for a compaction in progress.
         self.may_go: dict[int, int | None] = {}
-        self._met_ms: dict[int, int] = {}  # tombstone -> when compaction first met it
+        #: Tombstone offset to the time at which compaction first read it.
+        self._met_ms: dict[int, int] = {}
         self._truncating: int | None = None
 
     def issue(self, records: Iterable[Record], *, transaction_of: int | None = None) -> None:
-        """An append is about to be called. transaction_of: the producer id, when it is part of a transaction."""
+        """Record an append before it is called.
+
+        `transaction_of` is the producer id if the append is part of a transaction.
+        """
         first = len(self.records)
         self.records += records
         if transaction_of is not None:
             self.transactional.update(dict.fromkeys(range(first, len(self.records)), transaction_of))
 
     def issue_marker(self, producer_id: int, *, commit: bool) -> None:
-        """end_transaction is about to be called."""
+        """Record an end_transaction() before it is called."""
         self.markers[len(self.records)] = Marker(producer_id, commit)
         self.records.append(None)
 
     def acknowledge(self, end: int, level: str | None = None) -> None:
-        """It returned: all below end is as safe as level, "os" or "disk", by default what the policy says."""
+        """Record that an append or a sync returned.
+
+        All records below `end` are then safe at `level`: "os", "disk", or by default
+        the level of the durability policy.
+        """
         assert end <= len(self.records), (end, len(self.records))
         self.written_end = max(self.written_end, end)
         if level == "disk" or (level is None and self.durability.waits):
@@ -124,34 +140,45 @@ class LogHistory:
             self.durable_end = max(self.durable_end, self.written_end - self.durability.amount + 1)
 
     def delete(self, before: int) -> None:
-        """delete_records, or retention that may go up to there, is about to be called."""
+        """Record a deletion of the records below `before` before it is called.
+
+        The caller is delete_records(), or retention that may delete up to `before`.
+        """
         self.start_high = max(self.start_high, before)
 
     def deleted(self, start: int | None = None) -> None:
-        """It returned, and the log starts at start, by default where it was asked to."""
+        """Record that the deletion returned and that the log starts at `start`.
+
+        The default of `start` is the offset that was requested.
+        """
         if start is not None:
             assert self.start_low <= start <= self.start_high, (self.start_low, start, self.start_high)
             self.start_high = start
         self.start_low = self.start_high
 
     def truncate(self, offset: int) -> None:
-        """truncate is about to be called: from now on nothing above offset is promised."""
+        """Record a truncation before it is called.
+
+        From now on, records at and above `offset` may be lost.
+        """
         self._truncating = offset
         self.durable_end = min(self.durable_end, offset)
         self.written_end = min(self.written_end, offset)
-        for at, by in self.gone.items():  # what superseded it goes; that is what was asked for
+        # The requested truncation may remove the record that superseded another one.
+        for at, by in self.gone.items():
             if by is not None and by >= offset:
                 self.gone[at] = None
 
     def truncated(self) -> None:
         assert self._truncating is not None
-        if self._truncating < len(self.records):  # then it has synced what it keeps
+        if self._truncating < len(self.records):
+            # A truncation that removes records syncs the ones it keeps.
             self._cut(self._truncating)
             self.written_end = self.durable_end = len(self.records)
         self._truncating = None
 
     def compact(self, end: int, now_ms: int, delete_retention_ms: int) -> None:
-        """A round of compaction is about to be called, that does not look at or above end."""
+        """Record a compaction of the records below `end` before it is called."""
         newest: dict[bytes | None, int] = {}
         aborted = self.aborted(len(self.records))
         for offset in range(end - 1, self.start_low - 1, -1):
@@ -169,7 +196,10 @@ class LogHistory:
                 newest.setdefault(record.key, offset)
 
     def compacted(self, found: FoundLog, first_dirty: int, end: int) -> None:
-        """It returned, having read first_dirty up to end: what it had to take is gone, and nothing else."""
+        """Check the log after a compaction that read `first_dirty` up to `end`.
+
+        All records that it must remove are removed, and no others.
+        """
         self.judge(found, "kill")
         aborted = self.aborted(len(self.records))
         for record in found.records:
@@ -179,20 +209,26 @@ class LogHistory:
         self._note_gone(found)
 
     def settle(self, found: FoundLog) -> None:
-        """A call failed, and may have been half done: judges the present state, and goes on from it."""
+        """Judge the log after a failed call, and continue from its current state.
+
+        The call may have been executed in part.
+        """
         self.judge(found, "kill")
         self._note_gone(found)
         self.start_low = self.start_high = found.start
 
     def take_end(self, end: int) -> None:
-        """A call failed, and the log says that it ends here: what was not stored will not come."""
+        """Continue after a failed call with a log that ends at `end`.
+
+        Records at and above `end` were not stored and must not appear later.
+        """
         assert self.written_end <= end <= len(self.records), (
             f"acknowledged to {self.written_end}, the log ends at {end}"
         )
         self._cut(end)
 
     def take(self, found: FoundLog) -> None:
-        """A crash happened, and this is the present state, on disk."""
+        """Continue after a crash with the state found. That state is durable."""
         self._cut(found.end)
         self._note_gone(found)
         self.start_low = self.start_high = found.start
@@ -217,10 +253,10 @@ class LogHistory:
         self.gone.update({offset: by for offset, by in self.may_go.items() if offset not in there})
         self.may_go = {}
 
-    # -- what is to be found -------------------------------------------------------------------------------------
+    # -- expected content ----------------------------------------------------------------
 
     def between(self, start: int, end: int) -> list[Record]:
-        """The records that a reader of these offsets gets."""
+        """Return the records that a reader of these offsets gets."""
         return [
             record
             for offset, record in enumerate(self.records[start:end], start)
@@ -228,8 +264,10 @@ class LogHistory:
         ]
 
     def _spans(self, end: int) -> tuple[dict[int, int], list[tuple[int, int, int]]]:
-        """Of a log that ends at end: open transactions as producer id -> first offset, and aborted ones as (producer
-        id, first offset, offset of the marker).
+        """Return the open and the aborted transactions of a log that ends at `end`.
+
+        Open ones are returned as producer id to first offset. Aborted ones are returned
+        as (producer id, first offset, offset of the marker).
         """
         is_open: dict[int, int] = {}
         aborted: list[tuple[int, int, int]] = []
@@ -246,7 +284,7 @@ class LogHistory:
         return is_open, aborted
 
     def aborted(self, end: int) -> set[int]:
-        """Offsets of records that belong to an aborted transaction."""
+        """Return the offsets of records that belong to an aborted transaction."""
         return {
             offset
             for producer_id, first, marker in self._spans(end)[1]
@@ -255,11 +293,17 @@ class LogHistory:
         }
 
     def open_transactions(self, end: int) -> dict[int, int]:
-        """Producer id -> first offset."""
+        """Return the open transactions as producer id to first offset."""
         return self._spans(end)[0]
 
     def check_committed(self, offsets: Sequence[int], start: int, end: int) -> None:
-        """Whether read_committed may show these, in a log of that start and end."""
+        """Check that read_committed may return exactly these offsets.
+
+        `start` and `end` are the bounds of the log that was read.
+
+        Raises:
+            AssertionError: A record is missing, or is aborted or not decided.
+        """
         stable = min([end, *self.open_transactions(end).values()])
         aborted = self.aborted(end)
         expected = [record.offset for record in self.between(start, stable) if record.offset not in aborted]
@@ -269,11 +313,17 @@ class LogHistory:
             missing = sorted({*left_out} - {*offsets})
             assert not extra, f"read_committed shows {extra}, which are aborted or open"
             assert not missing, f"read_committed hides {missing}, which are committed"
-        else:  # the beginning of an open transaction was deleted: what is left of it may be open or unknown
+        else:
+            # The first records of an open transaction were deleted. The rest may be
+            # attributed to an open transaction or to an unknown one.
             assert not aborted & {*offsets}, "read_committed shows what was aborted"
 
     def judge(self, found: FoundLog, kind: Kind) -> None:
-        """Raises AssertionError when a crash of this kind must not leave that."""
+        """Check that a crash of this kind may leave the log as found.
+
+        Raises:
+            AssertionError: The content breaks a promise.
+        """
         if kind == "power":
             low = self.durable_end
         else:
@@ -293,7 +343,11 @@ class LogHistory:
             self.check_committed(found.committed, found.start, found.end)
 
     def _judge_each(self, found: FoundLog, expected: list[Record]) -> None:
-        """The slow way, for what compaction may have taken, and to say what is wrong."""
+        """Compare record by record.
+
+        This slow path accepts records that compaction may have removed, and names the
+        wrong record in its error.
+        """
         theirs = {record.offset: record for record in found.records}
         assert [record.offset for record in found.records] == sorted(theirs), (
             f"records twice, or out of order in {found}"
@@ -311,12 +365,14 @@ class LogHistory:
 
 @attrs.define
 class Afterwards:
-    """What is known of the disks that recovery leaves, to be shared where settings are the same: there are few of them.
+    """Results that explorations with the same settings share.
 
-    opened: what opening again finds, a start and records. verified: what verify() says.
+    Few distinct disks remain after recovery, so most checks find a stored result.
     """
 
+    #: The start and the records that a second opening finds.
     opened: Known[tuple[int, list[Record]]] = attrs.field(factory=Known)
+    #: The verdicts of verify().
     verified: Known[list[Verdict]] = attrs.field(factory=Known)
 
 
@@ -329,11 +385,15 @@ def recover_log(
     thorough: bool = False,
     afterwards: Afterwards | None = None,
 ) -> FoundLog:
-    """Opens a log after a crash, and checks all that can be checked without knowing what was in it.
+    """Open a log after a crash, and check everything that needs no history.
 
-    thorough: also what a reader sees before recovery, lookups, what is remembered of producers, transactions and
-    epochs, and the verdicts of verify(). afterwards: of other disks. Raises AssertionError, and what opening
-    raises.
+    `thorough` adds checks of reads before recovery, lookups, the state of producers,
+    transactions and epochs, and the verdicts of verify(). `afterwards` holds the
+    results that were found on other disks.
+
+    Raises:
+        AssertionError: A check fails.
+        LogcoreError: The log cannot be opened.
     """
     before = disk.view()
     shown = None
@@ -373,12 +433,13 @@ def recover_log(
         if thorough:
             check_epochs(log)
     after = disk.view()
-    # In the directory above, a checkpoint's temporary file waits for the next writing of that checkpoint.
+    # A temporary file of a checkpoint in the parent directory is allowed: the next
+    # write of that checkpoint replaces it.
     left = [name for name in after if name.endswith(_TEMPORARY) and name.count("/") > 1]
     left = [name for name in left if posixpath.basename(name) != SEALS_HOLD]
     assert not left, f"left behind: {left}"
     if disk.open_handles:
-        gc.collect()  # the traceback of an error may hold a segment
+        gc.collect()  # the traceback of an error may reference a segment
     assert not disk.open_handles, f"still open: {disk.open_handles}"
     probe = Record(end, 0, b"probe" if is_compacted else None, b"probe")
     opened, verified = (None, None) if afterwards is None else (afterwards.opened, afterwards.verified)
@@ -392,8 +453,11 @@ def recover_log(
 
 
 def _judge_files(disk: SimulatedDisk, path: str, config: Mapping[str, object] | None) -> list[Verdict]:
-    """What verify() says of a log that was closed. Its indexes are what its batches say, entry by entry; of a
-    sealed segment they may be gone, as their names were, and Kafka rebuilds them then.
+    """Return the verdicts of verify() on a closed log, after checking its indexes.
+
+    Each index must equal, entry by entry, the index rebuilt from the batches. An index
+    of a sealed segment may be missing if its directory entry was lost; Kafka rebuilds
+    it.
     """
     bases = list_bases(disk, path)
     for base in bases:
@@ -415,7 +479,7 @@ def _once(known: Known[Found] | None, disk: SimulatedDisk, function: Callable[[S
 def _reopen(
     disk: SimulatedDisk, path: str, config: Mapping[str, object] | None, durability: str | Durability
 ) -> tuple[int, list[Record]]:
-    """Opens a log that was closed, which changes nothing. Returns its start and its records."""
+    """Return the start and the records of a closed log. Opening it changes no file."""
     before = disk.view()
     with open_log(path, config=config, durability=durability, fs=disk) as log:
         start = log.log_start_offset
@@ -427,7 +491,7 @@ def _reopen(
 
 
 def _check_dense(log: Log, records: Sequence[Record]) -> None:
-    """No offset is missing but those of markers."""
+    """Check that no offset is missing, except those of markers."""
     offsets = [record.offset for record in records]
     if len(offsets) == log.log_end_offset - log.log_start_offset:
         assert offsets == list(range(log.log_start_offset, log.log_end_offset)), "offsets are not dense"
@@ -438,11 +502,15 @@ def _check_dense(log: Log, records: Sequence[Record]) -> None:
 
 
 def check_epochs(log: Log) -> None:
-    """What a log says of its leader epochs is what its batches are stamped with. Raises AssertionError."""
+    """Check that the leader epochs of a log agree with the epochs in its batches.
+
+    Raises:
+        AssertionError: An epoch begins or ends at another offset.
+    """
     for batch in log.batches(log.log_start_offset):
         epoch = batch.partition_leader_epoch
         if not batch.record_count:
-            continue  # compaction's, which may stand for records of several
+            continue  # an empty batch of compaction may represent several batches
         own, end = log.end_of_epoch(epoch)
         assert own == epoch and end > batch.last_offset, f"epoch {epoch} of offset {batch.last_offset} ends at {end}"
         before, begin = log.end_of_epoch(epoch - 1) if epoch else (-1, -1)
@@ -452,10 +520,14 @@ def check_epochs(log: Log) -> None:
 
 
 def check_memory(log: Log) -> None:
-    """What a log remembers of producers and aborted transactions is what its batches say: the same as if its snapshots
-    and transaction indexes had been lost. Raises AssertionError.
+    """Check that the producer and transaction state of a log agrees with its batches.
 
-    Of a log whose front is gone, by retention or compaction, the batches do not tell all: nothing to compare.
+    The state must equal the one rebuilt without snapshots and transaction indexes. The
+    check is skipped if retention or compaction removed the start of the log, because
+    the remaining batches do not determine the state.
+
+    Raises:
+        AssertionError: The states differ.
     """
     state = log.writer.state
     segments = state.segments
@@ -481,7 +553,10 @@ def check_memory(log: Log) -> None:
 
 
 def _look_before(disk: SimulatedDisk, path: str) -> list[Record]:
-    """What a reader is shown that comes before the writer: up to damage, which it is told."""
+    """Return the records that a reader gets before the writer recovers the log.
+
+    The reader stops at damage, which it reports as an error.
+    """
     shown: list[Record] = []
     try:
         with open_log(path, read_only=True, fs=disk) as log:
@@ -498,6 +573,6 @@ def restart_log(
     config: Mapping[str, object] | None = None,
     durability: str | Durability = "group",
 ) -> None:
-    """Opens a log and closes it: the recovery that may be interrupted."""
+    """Open and close a log. This is the recovery that an exploration may interrupt."""
     with open_log(path, create=True, config=config, durability=durability, fs=disk):
         pass

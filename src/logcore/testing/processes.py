@@ -1,26 +1,31 @@
-"""Several processes on one simulated disk: each call of the disk is a step, and a seed chooses whose step is next.
+"""Simulates several processes on one disk, scheduled by a seed.
 
     machine = Machine(SimulatedDisk(), seed=7)
-    machine.start(lambda fs: ...)          # a program; fs is the disk as its process sees it
+    machine.start(lambda fs: ...)          # a program; fs is the disk of its process
     machine.start(lambda fs: ...)
     machine.run()                          # until all have ended
 
-What may happen between any two steps, by the chances that are given:
+Each call on the disk is a step. Before each step one of these events may happen, with
+the given chances:
 
-- A process is killed: its calls end, what it had open is closed, its locks are free a few steps later. Nothing that it
-  does on its way out has an effect.
-- A process stops, and goes on some steps later.
-- Time passes. The wall clock jumps. All processes are paused together, as those of a container are.
-- The power is cut: all are killed. What a crash may leave is then the disk's to say.
+- A process is killed. Its calls end, its files are closed, and its locks are released a
+  few steps later. Code that runs while it unwinds has no effect on the disk.
+- A process stops, and resumes some steps later.
+- Time passes. The wall clock jumps. All processes are paused together, like the
+  processes of a container.
+- The power is cut: all processes are killed. The disk then determines the crash states.
 
-A write is two steps, and a read too, so that others see one half done. A lock that is waited for lets others run, and
-time pass. Watches report late, twice or, by a chance, not at all.
+A write takes two steps, and so does a read, so that other processes can observe half of
+it. While a process waits for a lock, other processes run and time passes. Watches
+report late, twice or, with a given chance, not at all.
 
 Rules:
-- One process runs at a time, each in a thread of its own that waits for its turn: the same seed gives the same run.
-- A program ends by returning, or by an exception, which run() raises; SimulatedKill is none.
+- One process runs at a time. Each has its own thread, which waits until it is
+  scheduled, so the same seed gives the same run.
+- A program ends by returning or by raising an exception. run() raises that exception,
+  except SimulatedKill.
 
-This module knows nothing of what the programs do.
+This module does not depend on the programs that it runs.
 """
 
 from __future__ import annotations
@@ -37,45 +42,55 @@ from logcore.fs import Data, Lock, SharedFS
 from logcore.testing.disk import SimulatedDisk
 from logcore.testing.locks import LockMembers, lock_among_processes
 
-#: pytest leaves frames of this module out of what it shows of a failure.
+#: pytest hides the frames of this module in the traceback of a failure.
 __tracebackhide__ = True
 
-#: Calls that are no step: they meet no other process.
+#: Calls that are not steps, because they do not interact with other processes.
 _QUIET: Final = frozenset(
     {"now_ms", "monotonic_ms", "thread_us", "random_bytes", "real_path", "boot", "host_name", "after_fork"}
 )
 _REPORTED: Final = frozenset({"unlink", "mkdir", "rmdir"})
-#: The middle of a write is one step of many, and the one that matters most.
+#: Factor on the chances of a kill and a stop in the middle of a write. That moment is
+#: one step of many, and it is the one that finds most bugs.
 _DANGER: Final = 20
 _JUMP_MS: Final = 3_600_000
-#: Shorter and longer than the intervals of members, and shorter than what a change of a registry waits for another.
+#: Shorter and longer than the intervals of members. All are shorter than the time for
+#: which a change of a registry waits for another one.
 _PAUSES_MS: Final = (500, 5_000, 9_000)
 
 
 class SimulatedKill(BaseException):
-    """SIGKILL: no `except Exception` catches it, and whatever runs on its way out changes nothing."""
+    """SIGKILL.
+
+    No `except Exception` catches it, and code that then runs has no effect.
+    """
 
 
 @attrs.frozen
 class Chances:
-    """Of what happens at a step, each from 0 to 1. switch: another process goes on; lost: a report of a watch; jump:
-    the wall clock, an hour to either side; pause: all processes stand still while time passes, once in a run.
-    stop_steps: for how many steps a process may stop.
-    """
+    """The chances of the events at a step, each from 0 to 1."""
 
+    #: Another process is scheduled.
     switch: float = 0.3
     kill: float = 0.0
     stop: float = 0.0
     power: float = 0.0
     pass_time: float = 0.02
+    #: A report of a watch is lost.
     lost: float = 0.0
+    #: The wall clock jumps by an hour, forward or back.
     jump: float = 0.0
+    #: All processes pause while time passes. This happens at most once in a run.
     pause: float = 0.0
+    #: The numbers of steps for which a process may stop.
     stop_steps: tuple[int, ...] = (5, 50, 500)
 
 
 class SimulatedProcess:
-    """The disk as one process sees it: an fs.SharedFS. forks: as for FS, rises when the process is killed."""
+    """The disk of one process: an fs.SharedFS.
+
+    `forks` increases when the process is killed; see FS.
+    """
 
     def __init__(self, machine: Machine, number: int) -> None:
         self.forks = 0
@@ -123,8 +138,12 @@ class SimulatedProcess:
         return handle
 
     def close(self, handle: int) -> None:
-        """No step of its own: the collector calls it too, in any thread and in the middle of other calls."""
-        if handle not in self.handles:  # the end of the process has closed it
+        """Close a handle. This is not a step.
+
+        The garbage collector calls it too, in any thread and in the middle of other
+        calls.
+        """
+        if handle not in self.handles:  # already closed when the process ended
             return
         path, is_writable = self.handles.pop(handle)
         self._disk.close(handle)
@@ -132,7 +151,7 @@ class SimulatedProcess:
             self._machine.report("close", path)
 
     def pread(self, handle: int, size: int, position: int) -> bytes:
-        """In two steps, between which others may write."""
+        """Read in two steps, between which other processes may write."""
         self._machine.step(self)
         cut = self._machine.cut(size)
         first = self._disk.pread(handle, cut, position)
@@ -179,7 +198,7 @@ class SimulatedProcess:
 
 
 class SimulatedWatch:
-    """As inotify's, with reports that are late, doubled or lost."""
+    """A watch like inotify's, with reports that are late, duplicated or lost."""
 
     def __init__(
         self, process: SimulatedProcess, machine: Machine, directories: Sequence[str], closing: Sequence[str]
@@ -231,9 +250,16 @@ class SimulatedWatch:
 
 
 class Machine:
-    """See the top of this module. steps: how many there were; killed: processes, in their order; is_off: since a power
-    cut; paused_ms: how long all stood still; spared: a process that chance does not kill. on_kill: called with each
-    process that is killed; on_freed: called when its locks are free.
+    """The machine on which the processes run. See the top of this module.
+
+    Attributes:
+        steps: Number of steps so far.
+        killed: The killed processes, in order.
+        is_off: Whether the power has been cut.
+        paused_ms: Duration of the pause of all processes, 0 before it.
+        spared: A process that random events do not kill.
+        on_kill: Called with each process that is killed.
+        on_freed: Called with a killed process once its locks are released.
     """
 
     def __init__(self, disk: SimulatedDisk, *, seed: int = 0, chances: Chances | None = None) -> None:
@@ -243,7 +269,8 @@ class Machine:
             self.chances = Chances()
         else:
             self.chances = chances
-        # What may happen between two steps, the chance of each, and that of any.
+        # The events between two steps, each with its chance, and the sum of the
+        # chances.
         self._events = (
             (self.chances.kill, self._kill_one),
             (self.chances.stop, self._stop_one),
@@ -261,16 +288,20 @@ class Machine:
         self.spared: SimulatedProcess | None = None
         self.on_kill: Callable[[SimulatedProcess], None] = lambda process: None
         self.on_freed: Callable[[SimulatedProcess], None] = lambda process: None
-        self._dying: list[tuple[int, SimulatedProcess]] = []  # (step at which its locks are freed, process)
+        # (step at which the locks are released, process)
+        self._dying: list[tuple[int, SimulatedProcess]] = []
         self._threads: dict[SimulatedProcess, threading.Thread] = {}
         self._over = threading.Semaphore(0)
         self._is_over = False
 
     def start(self, program: Callable[[SharedFS], object]) -> SimulatedProcess:
-        """A process that runs a program; before run(), or from inside another program."""
+        """Create a process that runs a program.
+
+        Call it before run() or from a program.
+        """
         process = SimulatedProcess(self, len(self.processes))
         self.processes.append(process)
-        if self._is_over:  # on_freed() of the last ones may ask for more
+        if self._is_over:  # on_freed() of the last processes may start more
             process.has_ended = True
             return process
 
@@ -294,7 +325,10 @@ class Machine:
         return process
 
     def run(self) -> None:
-        """Until every program has ended; raises the first exception of one."""
+        """Run until every program has ended.
+
+        Raises the first exception of a program.
+        """
         self._pass_on()
         self._over.acquire()
         for thread in self._threads.values():
@@ -308,8 +342,12 @@ class Machine:
     # -- for processes -----------------------------------------------------------------------------------------------
 
     def step(self, process: SimulatedProcess, *, danger: int = 1) -> None:
-        """Before each call of a process: others may go on, things may happen. danger: how much likelier that it dies or
-        stops than elsewhere.
+        """Let events happen and other processes run before a call of a process.
+
+        `danger` multiplies the chances that this process is killed or stopped.
+
+        Raises:
+            SimulatedKill: The process was killed.
         """
         if process.is_killed:
             raise SimulatedKill
@@ -331,7 +369,7 @@ class Machine:
             self._switch(process)
 
     def idle(self, process: SimulatedProcess) -> None:
-        """A process waits: others go on, and time passes."""
+        """Let other processes run and time pass, because this process waits."""
         self.disk.advance(1)
         self._switch(process, idle=True)
 
@@ -341,13 +379,16 @@ class Machine:
                 watch.hear(kind, path, self.rng, self.chances.lost)
 
     def cut(self, size: int) -> int:
-        """How much of a write or a read is its first step."""
+        """Return how many bytes of a write or a read its first step covers."""
         if not size:
             return 0
         return self.rng.choice([size, self.rng.randrange(size), min(size, 4096), max(0, size - 4)])
 
     def kill(self, process: SimulatedProcess) -> None:
-        """Ends a process now. The caller, if it is this one, gets SimulatedKill from its next call."""
+        """Kill a process now.
+
+        If the caller is that process, its next call raises SimulatedKill.
+        """
         if process.is_killed or process.has_ended:
             return
         process.is_killed = True
@@ -355,19 +396,19 @@ class Machine:
         process.watches.clear()
         self.killed.append(process)
         self.on_kill(process)
-        # The events of the end may come before the locks are free.
+        # Watches may report the end of the process before its locks are released.
         for path, is_writable in list(process.handles.values()):
             if is_writable:
                 self.report("close", path)
         self._dying.append((self.steps + self.rng.choice([0, 0, 1, 10, 100]), process))
 
     def cut_power(self) -> None:
-        """Ends every process now."""
+        """Kill every process now, including the spared one."""
         self.is_off = True
         for process in self._living(spared=True):
             self.kill(process)
 
-    # -- what may happen ---------------------------------------------------------------------------------------------
+    # -- random events ---------------------------------------------------------------------
 
     def _happen(self, chance: float) -> None:
         for likelihood, event in self._events:
@@ -383,7 +424,7 @@ class Machine:
 
     def _stop_one(self) -> None:
         living = self._living(spared=True)
-        if living:  # else the last one has just been killed
+        if living:  # empty if the last one has just been killed
             self.rng.choice(living).stopped_until = self.steps + self.rng.choice(self.chances.stop_steps)
 
     def _jump(self) -> None:
@@ -394,7 +435,7 @@ class Machine:
             self.paused_ms = self.rng.choice(_PAUSES_MS)
             self.disk.advance(self.paused_ms)
 
-    # -- turns ---------------------------------------------------------------------------------------------------------
+    # -- scheduling ------------------------------------------------------------------------
 
     def _living(self, *, spared: bool = False) -> list[SimulatedProcess]:
         living = [process for process in self.processes if not process.has_ended and not process.is_killed]
@@ -410,12 +451,17 @@ class Machine:
                 self.on_freed(item[1])
 
     def _close_all(self, process: SimulatedProcess) -> None:
-        while process.handles:  # the collector may close others meanwhile, see SimulatedProcess.close()
+        # The garbage collector may close others during the loop; see
+        # SimulatedProcess.close().
+        while process.handles:
             handle, _ = process.handles.popitem()
             self.disk.close(handle)
 
     def _switch(self, process: SimulatedProcess, *, idle: bool = False) -> None:
-        """Lets another process go on, if one can; returns when it is this one's turn again."""
+        """Let another process run if one can.
+
+        Returns when this one is scheduled again.
+        """
         following = self._choose(None if not idle else process)
         if following is not process:
             following.may_run.release()
@@ -424,7 +470,10 @@ class Machine:
             raise SimulatedKill
 
     def _choose(self, but: SimulatedProcess | None) -> SimulatedProcess:
-        """Whose turn is next. Those that were killed come first: they have to end."""
+        """Return the process to run next.
+
+        Killed processes come first, so that they end.
+        """
         waiting = [process for process in self.processes if not process.has_ended]
         killed = [process for process in waiting if process.is_killed]
         if killed:
@@ -436,7 +485,8 @@ class Machine:
             return first
         others = [process for process in ready if process is not but]
         if not others:
-            # It waits, and the process that could end its waiting is stopped.
+            # Only the waiting process is ready. Time and steps advance until one that
+            # is stopped resumes and can end the wait.
             self.disk.advance(10)
             self.steps += 1
             return ready[0]

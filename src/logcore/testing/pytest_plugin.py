@@ -1,9 +1,11 @@
-"""Fixtures for tests of programs that use a log: pytest discovers them once the package is installed.
+"""Fixtures for tests of programs that use a log. pytest discovers them in the package.
 
-    def test_my_service(logcore_dir):        # a directory of topics on the real disk, closed when the test ends
-    def test_my_crashes(simulated_disk):     # a disk in memory: give it as fs=, and see disk.after_crash()
+    def test_my_service(logcore_dir):        # a directory of topics on the real disk
+    def test_my_crashes(simulated_disk):     # a disk in memory, to be passed as fs=
 
-This module is loaded in every pytest run, so it imports the library only when a fixture is asked for.
+The directory is closed when the test ends; see disk.after_crash() for crashes of the
+disk. pytest loads this module in every run, so a fixture imports the library on first
+use.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def logcore_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LogDir]:
-    """An open LogDir in a temporary directory; `.path` says where."""
+    """An open LogDir in a temporary directory.
+
+    Its attribute `.path` is that directory.
+    """
     from logcore.logdir import open_dir
 
     with open_dir(tmp_path_factory.mktemp("logcore"), create=True) as logdir:

@@ -1,9 +1,9 @@
-"""Hypothesis strategies for what a log is made of, and for what happens to it.
+"""Hypothesis strategies for the content of logs and for the faults that affect them.
 
     @given(strategies.lists(strategies.records()), ...)
 
-Values are small, so that many fit into a test and examples shrink to something one can read. This module needs the
-extra `testing`; it draws and builds, and checks nothing.
+Values are small, so that many fit into a test and examples shrink to a readable size.
+This module needs the extra `testing`. It draws and builds values, and checks nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
     "stored_records",
 ]
 
-#: Errors that the operating system may answer with.
+#: Errors that the operating system may return.
 ERRNOS = (
     errno.EIO,
     errno.ENOSPC,
@@ -48,7 +48,7 @@ ERRNOS = (
     errno.ENFILE,
     errno.ENOMEM,
 )
-#: What a log asks of its disk and can be told no.
+#: Calls of a log on its disk that can fail.
 _FAILING = (
     "create",
     "open",
@@ -67,7 +67,7 @@ _FAILING = (
 
 
 class Row(NamedTuple):
-    """A record before it has an offset, as append_many takes it."""
+    """A record without an offset, in the form that append_many accepts."""
 
     key: bytes | None
     value: bytes | None
@@ -75,7 +75,7 @@ class Row(NamedTuple):
     timestamp_ms: int | None = None
 
     def at(self, offset: int, now_ms: int = 0) -> Record:
-        """The record that it becomes."""
+        """Return the record that is stored for this row at `offset`."""
         if self.timestamp_ms is None:
             timestamp_ms = now_ms
         else:
@@ -85,8 +85,11 @@ class Row(NamedTuple):
 
 @attrs.frozen
 class CrashPoint:
-    """A crash inside a call: in the `changes`-th change or sync of the disk from its beginning, and which of the disks
-    is left, by number. again: where the recovery from it is crashed, too.
+    """A crash inside a call.
+
+    It happens at the `changes`-th change or sync of the disk after the start of the
+    call. `choice` is the number of the disk that the crash leaves. If `again` is set,
+    the recovery crashes too.
     """
 
     changes: int
@@ -96,7 +99,7 @@ class CrashPoint:
 
 @attrs.frozen
 class StoredLog:
-    """A log on a disk, closed well: its path and settings, and what is in it."""
+    """A cleanly closed log on a disk: its path, its settings and its content."""
 
     disk: SimulatedDisk
     path: str
@@ -106,13 +109,16 @@ class StoredLog:
 
 
 def headers() -> st.SearchStrategy[tuple[tuple[str, bytes | None], ...]]:
-    """Headers of a record: names may repeat, values may be null."""
+    """Draw the headers of a record. Names may repeat, values may be null."""
     pair = st.tuples(st.text(max_size=4), st.none() | st.binary(max_size=4))
     return st.lists(pair, max_size=2).map(tuple)
 
 
 def records(*, max_size: int = 40, timestamps: st.SearchStrategy[int] | None = None) -> st.SearchStrategy[Row]:
-    """Records to append: key, value, headers, and a time that is given, so that they come back as they are."""
+    """Draw records to append: key, value, headers and an explicit timestamp.
+
+    With an explicit timestamp the stored record equals the drawn one.
+    """
     content = st.none() | st.binary(max_size=max_size)
     if timestamps is None:
         times = st.integers(0, 1_000)
@@ -122,18 +128,22 @@ def records(*, max_size: int = 40, timestamps: st.SearchStrategy[int] | None = N
 
 
 def batches(*, max_records: int = 4) -> st.SearchStrategy[bytes]:
-    """One encoded batch, as a client sends it and append_batch takes it."""
+    """Draw one encoded batch, as a client sends it and append_batch accepts it."""
     return st.lists(records(), min_size=1, max_size=max_records).map(lambda rows: encode(rows, leader_epoch=0))
 
 
 def stored_records() -> st.SearchStrategy[Record]:
-    """Records as they are read: with an offset and a time. `st.from_type(logcore.Record)` draws from these."""
+    """Draw records as they are read, with an offset and a timestamp.
+
+    `st.from_type(logcore.Record)` draws from these.
+    """
     return st.builds(lambda row, offset: row.at(offset), records(), st.integers(0, 1 << 40))
 
 
 def stored_batches(*, max_records: int = 4) -> st.SearchStrategy[RecordBatch]:
-    """Whole batches as they are read, with any base offset, leader epoch and codec. `st.from_type(logcore.RecordBatch)`
-    draws from these.
+    """Draw batches as they are read, with any base offset, leader epoch and codec.
+
+    `st.from_type(logcore.RecordBatch)` draws from these.
     """
 
     def parse(rows: list[Row], base_offset: int, leader_epoch: int, codec: str) -> RecordBatch:
@@ -152,8 +162,10 @@ def stored_batches(*, max_records: int = 4) -> st.SearchStrategy[RecordBatch]:
 
 
 def configs(*, compacted: bool = False) -> st.SearchStrategy[dict[str, Any]]:
-    """Settings that make small segments with many index entries; compacted: of a topic that is compacted and deleted,
-    whose records need keys.
+    """Draw settings that make small segments with many index entries.
+
+    With `compacted` they are settings of a topic that is compacted and deleted. Its
+    records need keys.
     """
     settings: dict[str, st.SearchStrategy[Any]] = {
         "segment.bytes": st.sampled_from([300, 600, 2_000]),
@@ -168,19 +180,22 @@ def configs(*, compacted: bool = False) -> st.SearchStrategy[dict[str, Any]]:
 
 
 def durabilities() -> st.SearchStrategy[str]:
-    """Each kind of policy."""
+    """Draw a durability policy of each kind."""
     return st.sampled_from(["group", "always", "os", "every(3)", "interval(5)"])
 
 
 def crash_points(*, max_changes: int = 24) -> st.SearchStrategy[CrashPoint]:
-    """When the power goes inside a call, and what is left; for one in a few, also inside the recovery."""
+    """Draw a crash inside a call and the disk that it leaves.
+
+    Some of the crashes are followed by another one inside the recovery.
+    """
     numbers = {"changes": st.integers(0, max_changes), "choice": st.integers(0, 60)}
     point = st.builds(CrashPoint, **numbers)
     return st.builds(CrashPoint, **numbers, again=st.none() | point)
 
 
 def faults(*, path: str = "*") -> st.SearchStrategy[Fault]:
-    """One operation that fails, once or for ever."""
+    """Draw a fault: one operation fails, once or permanently."""
     return st.builds(
         Fault,
         operation=st.sampled_from(_FAILING),
@@ -193,7 +208,7 @@ def faults(*, path: str = "*") -> st.SearchStrategy[Fault]:
 
 @st.composite
 def logs(draw: st.DrawFn, *, path: str = "t-0", max_records: int = 20) -> StoredLog:
-    """A log of some segments, written and closed on a simulated disk."""
+    """Draw a log of several segments, written and closed on a simulated disk."""
     config = draw(configs())
     durability = draw(durabilities())
     seed = draw(st.integers(0, 1 << 16))

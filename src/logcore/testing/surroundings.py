@@ -1,6 +1,7 @@
-"""The machine around a simulated disk: its clocks, its chance, which boot it is.
+"""The environment of a simulated disk: its clocks, its random numbers and its boot id.
 
-Time passes when a test or a waiting program says so. This module knows no file.
+Time passes only when a test or a waiting program advances it. This module handles no
+files.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ class Surroundings:
 
     def __init__(self, seed: int, now_ms: int) -> None:
         self.seed = seed
-        #: How this disk came to be: the crashes that it went through.
+        #: The crashes that led to this disk, as text.
         self.history = ""
-        self.crashes = 0  # how many
+        self.crashes = 0  # number of crashes that led to this disk
         self._now_ms = now_ms
         self._monotonic_ms = 0
 
@@ -29,12 +30,12 @@ class Surroundings:
         return random.Random(self.seed)
 
     def advance(self, milliseconds: int) -> None:
-        """Lets time pass, on both clocks."""
+        """Advance both clocks."""
         self._now_ms += milliseconds
         self._monotonic_ms += milliseconds
 
     def set_wall_clock(self, now_ms: int) -> None:
-        """A jump of the wall clock, which the monotonic one does not see."""
+        """Set the wall clock. The monotonic clock does not change."""
         self._now_ms = now_ms
 
     def now_ms(self) -> int:
@@ -44,7 +45,11 @@ class Surroundings:
         return self._monotonic_ms
 
     def boot(self) -> Boot:
-        """Another one after each crash. Disks that one crash may leave have the same, so that their files are alike."""
+        """Return the boot id, which changes with each crash.
+
+        All disks that one crash may leave have the same id, so that equal files stay
+        equal.
+        """
         return Boot(hashlib.sha256(b"%d" % self.crashes).digest()[:16], 1)
 
     def host_name(self) -> str:
