@@ -1,15 +1,15 @@
-"""One file of a log as plain dicts, without opening the log.
+"""Returns the content of one file of a log as plain dicts, without opening the log.
 
-The dicts are such that json.dumps takes them. Each has "type"; sizes and positions are bytes, times are milliseconds.
-Bytes are shown by one scheme, from which they can be told again:
-    null -> None      printable UTF-8 (tab, CR and LF allowed) -> the text      all else -> {"hex": "00ff"}
+json.dumps accepts the dicts. Each has "type"; sizes and positions are bytes, times are
+milliseconds. Bytes are encoded by one scheme, which is reversible:
 
 Rules:
-- Nothing is written, locked or repaired; a running writer is not disturbed, and its last batch may look torn.
+- Nothing is written, locked or repaired. A running writer is not disturbed, and its
+  last batch may appear torn.
 - Foreign bytes never cause anything but a dict or a LogcoreError.
 - Memory is bounded by one batch and one index, not by the length of a log.
 
-This module does not judge what it finds: verify.py does.
+This module does not judge the content; verify.py does.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from logcore.partition.producers import SNAPSHOT_ENTRY, snapshot_entries
 from logcore.recordbatch import Marker, RecordBatch
 from logcore.segment import GrowingSegment
 
-#: A whole file is read up to this size, a .log file never whole: a million index entries are 8 MB.
+#: Files up to this size are read whole, except .log files. A million index entries are
+#: 8 MB.
 _MAX_SIZE: Final = 256 << 20
 
 Row = dict[str, Any]
@@ -50,7 +51,7 @@ Row = dict[str, Any]
 
 
 def shown(data: bytes | memoryview | None) -> str | dict[str, str] | None:
-    """Bytes as JSON can say them, see the top of this file."""
+    """Return bytes in their JSON form; see the top of this file."""
     if data is None:
         return None
     raw = bytes(data)
@@ -67,7 +68,11 @@ _WHITESPACE: Final = {ord(sign): None for sign in "\t\r\n"}
 
 
 def shown_record(record: Record) -> Row:
-    """A record as dict: offset, timestamp_ms, key, value, headers as [{"key": ..., "value": ...}]."""
+    """Return a record as a dict.
+
+    Its keys are offset, timestamp_ms, key, value, and headers as [{"key": ..., "value":
+    ...}].
+    """
     offset, timestamp_ms, key, value, headers = record
     return {
         "offset": offset,
@@ -86,11 +91,17 @@ def _header_name(name: str) -> bytes:
 
 
 def dump(path: str | os.PathLike[str], *, records: bool = False, fs: FS = OS) -> Iterator[Row]:
-    """The content of one file, in order. records: of a .log file also the records of each batch, behind it.
+    """Yield the content of one file, in order.
 
-    Damage in a .log file is a row too ("damage", or "crc_ok": false) and the walk goes on where the heads let it; what
-    makes any other file unreadable raises CorruptLogError. Also raises LogNotFoundError, InvalidNameError for a name
-    that no file of a log has, and StorageReadError.
+    With `records`, each batch of a .log file is followed by its records. Damage in a
+    .log file is a row too ("damage", or "crc_ok": false), and the walk continues as far
+    as the heads allow.
+
+    Raises:
+        CorruptLogError: A file other than a .log file cannot be decoded.
+        LogNotFoundError: The file does not exist.
+        InvalidNameError: No file of a log has this name.
+        StorageReadError: The file cannot be read.
     """
     where = os.fspath(path)
     kind = kind_of(os.path.basename(where))
@@ -110,7 +121,10 @@ def dump(path: str | os.PathLike[str], *, records: bool = False, fs: FS = OS) ->
 
 
 class LogFile(GrowingSegment):
-    """A .log file by its path: read with pread, because it may be growing, and under any of its names."""
+    """A .log file under any of its names.
+
+    It is read with pread, because it may be growing.
+    """
 
     def __init__(self, fs: FS, path: str) -> None:
         self._file = path
@@ -215,7 +229,10 @@ def _content(fs: FS, path: str) -> bytes:
 
 @attrs.frozen
 class IndexTable:
-    """Entries of an index file, and what stands behind them: zeros of a file not trimmed yet, and a cut entry."""
+    """The entries of an index file, and the bytes after them.
+
+    Those are zeros in a file that is not trimmed yet, or a cut entry.
+    """
 
     entries: npt.NDArray[Any]
     padding_bytes: int
@@ -354,7 +371,8 @@ def _json_object(fs: FS, path: str) -> Row:
 
 
 def _dump_clean_shutdown(fs: FS, path: str) -> Iterator[Row]:
-    # That it exists is what counts; older versions of Kafka wrote it empty, and content that cannot be read is no harm.
+    # Only the existence of this file matters. Older versions of Kafka wrote it empty,
+    # so unreadable content is no damage.
     try:
         facts = _json_object(fs, path)
     except CorruptLogError:
@@ -416,7 +434,8 @@ def _dump_clock(fs: FS, path: str) -> Iterator[Row]:
     yield {"type": "clock", **facts}
 
 
-#: Rows of a file that is no .log, by its kind. They raise CorruptLogError for one that cannot be understood.
+#: Functions that return the rows of a file other than a .log file, by its kind. They
+#: raise CorruptLogError for a file that cannot be decoded.
 DUMPERS: Final[dict[str, Callable[[FS, str], Iterator[Row]]]] = {
     "index": _dump_index,
     "timeindex": _dump_timeindex,

@@ -1,18 +1,25 @@
-"""Saves the sound batches of damaged partitions: each is copied, around the damage, into a new directory.
+"""Saves the sound batches of damaged partitions by copying them into a new directory.
 
 Rules:
-- The source is never written, locked or repaired. No process may write to it meanwhile, because its files are mapped.
-- A batch is copied byte for byte or not at all, and keeps its offsets. A segment keeps the base offset of its file.
-- A loss is reported as bytes of a file and as a range of offsets. No offset is given to two records: if the end of a
-  log is lost, the copy continues above that end. Deleted records do not come back: the log start offset is kept.
-- If the marker of a transaction may be lost, the report names the transaction. No end is invented for it.
-- Gaps are filled from .swap, .deleted, .cleaned and .quarantine files, which interrupted work left.
+- The source is never written, locked or repaired. No process may write to it during the
+  copy, because its files are mapped.
+- A batch is copied byte for byte or not at all, and keeps its offsets. A segment keeps
+  the base offset of its file.
+- A loss is reported as bytes of a file and as a range of offsets. No offset is given to
+  two records: if the end of a log is lost, the copy continues above that end. Deleted
+  records do not come back: the log start offset is kept.
+- If the marker of a transaction may be lost, the report names the transaction. No end
+  is invented for it.
+- Gaps are filled from .swap, .deleted, .cleaned and .quarantine files, which
+  interrupted work left.
 - Indexes, snapshots and checkpoints are rebuilt.
-- A copy exists whole or not at all. A partition is made under a name that no program opens, and renamed once all of it
-  is on disk. A log directory cannot be opened before its file of topics is written, which comes last.
+- A copy exists whole or not at all. A partition is made under a name that no program
+  opens, and renamed once all of it is on disk. A log directory cannot be opened before
+  its file of topics is written, which comes last.
 
-A partition is planned first, with a few numbers for each stretch between two damages. searching.py finds the sound
-batches of a file, verify.py judges files, and partition/recovery.py repairs them in place.
+A partition is planned first, with a few numbers for each stretch between two damages.
+searching.py finds the sound batches of a file, verify.py judges files, and
+partition/recovery.py repairs them in place.
 """
 
 from __future__ import annotations
@@ -67,19 +74,23 @@ from logcore.partition.transactions import Transactions
 from logcore.segment import ActiveSegment, Segment
 from logcore.staging.manifest import CLAIM, DAMAGED, READY, REFUSED, Manifest, read_state
 
-#: Files with batches that are not segments. If two can fill a gap, the one whose suffix comes first is used: the order
-#: is by how close the file was to being a segment.
+#: Files with batches that are not segments. If two can fill a gap, the one whose suffix
+#: comes first is used: the order is by how close the file was to being a segment.
 _SPARE_SUFFIXES: Final = (LOG + SWAP, LOG + DELETED, LOG + CLEANED, QUARANTINE)
-#: Content of the file of topics until the copy of a log directory is whole. Opening it is refused.
+#: Content of the file of topics until the copy of a log directory is whole. Opening it
+#: is refused.
 _UNFINISHED_TOPICS: Final = b"a copy that `logcore recover` has not finished\n"
 
 
 @attrs.frozen(kw_only=True)
 class Part:
-    """Something of the source that was not copied.
+    """A part of the source that was not copied.
 
-    position, size_bytes: the place in the file; position is None for the whole file. first_offset, last_offset: the
-    missing offsets; None if none is missing or they are unknown.
+    Attributes:
+        position, size_bytes: The place in the file; position is None for the whole
+            file.
+        first_offset, last_offset: The missing offsets; None if none is missing or they
+            are unknown.
     """
 
     path: str
@@ -101,9 +112,13 @@ class Part:
 
 @attrs.frozen(kw_only=True)
 class PartitionReport:
-    """The result for one partition. lost: parts that are missing now. left_out: parts not copied that are no loss.
+    """The result for one partition.
 
-    files: number of files read. batches, records, size_bytes: what was copied.
+    Attributes:
+        lost: Parts that are missing now.
+        left_out: Parts that were not copied and are no loss.
+        files: Number of files read.
+        batches, records, size_bytes: Counts of the copied data.
     """
 
     source: str
@@ -120,7 +135,11 @@ class PartitionReport:
 
 @attrs.frozen(kw_only=True)
 class SalvageReport:
-    """The report of salvage(). lost, left_out: of the log directory itself, such as its file of topics."""
+    """The report of salvage().
+
+    `lost` and `left_out` are parts of the log directory itself, such as its topics
+    file.
+    """
 
     source: str
     target: str
@@ -144,12 +163,19 @@ def salvage(
     fs: FS = OS,
     tick: Callable[[int], None] = lambda size_bytes: None,
 ) -> SalvageReport:
-    """Copies every sound batch of a partition directory, or of a log directory with its partitions, to a new directory.
+    """Copy every sound batch of a partition or log directory to a new directory.
 
-    target: must not exist, or be empty; for a partition it has a partition's name. tick: called with the size of each
-    file that was read. Raises LogNotFoundError when the source is no such directory, InvalidConfigError and
-    InvalidNameError for the target, and errors of writing there. The content of the source raises nothing but
-    UnsupportedCodecError, if batches of the old formats need a package that is not installed.
+    Args:
+        target: A path that does not exist or is an empty directory. For a partition it
+            has a partition's name.
+        tick: Called with the size of each file that was read.
+
+    Raises:
+        LogNotFoundError: The source is not a partition or log directory.
+        InvalidConfigError, InvalidNameError: The target is not allowed.
+        StorageWriteError: The copy cannot be written.
+        UnsupportedCodecError: Batches of the old formats need a package that is not
+            installed. The content of the source causes no other error.
     """
     origin = os.fspath(source)
     goal = os.fspath(target)
@@ -191,24 +217,25 @@ def salvage(
                 partition = _Partition(fs, job, tick, given=given)
             except StorageReadError as error:
                 lost.append(Part(path=job.source, reason=f"its files cannot be listed: {error.reason}"))
-                # Keep its recovery point: opening the copy then reports a missing partition. Without it, the partition
-                # would begin again at offset 0.
+                # Keep its recovery point: opening the copy then reports a missing
+                # partition. Without it, the partition would begin again at offset 0.
                 gone |= {key: end for key, end in known.items() if key == job.key}
             else:
                 done.append(partition.save())
         if staged is not None:
             _copy_directory(fs, origin, goal, done, lost, left_out)
             staged.copy(real, lost, left_out)
-        # The order matters after a crash. Checkpoints come before the names, because a partition without its line of
-        # the log start could show deleted records. The file of topics comes last, because the directory cannot be
-        # opened without it.
+        # The order matters after a crash. Checkpoints come before the names, because a
+        # partition without its line of the log start could show deleted records. The
+        # file of topics comes last, because the directory cannot be opened without it.
         _write_checkpoints(claim, done, gone)
         for one in done:
             _give_name(fs, fs.real_path(one.job.target))
         if staged is not None:
             damaged = _copy_small(fs, origin, goal, checkpoint.TOPICS)
             lost += damaged
-            # If the source has no readable file of topics, neither has the copy: each directory is then a topic.
+            # If the source has no readable file of topics, neither has the copy: each
+            # directory is then a topic.
             if damaged or not fs.exists(os.path.join(origin, checkpoint.TOPICS)):
                 fs.unlink(os.path.join(real, checkpoint.TOPICS))
                 fs.sync_dir(real)
@@ -227,8 +254,10 @@ def salvage(
 
 @attrs.frozen
 class _Job:
-    """One partition to be copied. key: of the copy. known_as: log directory -> the source's name in the checkpoints
-    there.
+    """One partition to be copied.
+
+    `key` is that of the copy. `known_as` maps a log directory to the name of the source
+    in the checkpoints there.
     """
 
     source: str
@@ -238,7 +267,10 @@ class _Job:
 
 
 def _key_of(path: str) -> Key | None:
-    """(topic, partition) of a directory with the one name that checkpoints know it by: t-00 would mean t-0."""
+    """Return (topic, partition) of a directory, if it has the canonical name.
+
+    Checkpoints list the canonical name only: t-00 would be listed as t-0.
+    """
     name = os.path.basename(path)
     key = partition_of(name)
     if key is not None and name == f"{key[0]}-{key[1]}":
@@ -247,7 +279,9 @@ def _key_of(path: str) -> Key | None:
 
 
 def _beside(path: str) -> dict[str, Key]:
-    """The checkpoints beside a partition. path: resolved, because a partition may be a symbolic link into another log
+    """Return the checkpoints in the parent directory of a partition.
+
+    `path` is resolved, because a partition may be a symbolic link into another log
     directory.
     """
     own = _key_of(path)
@@ -257,8 +291,11 @@ def _beside(path: str) -> dict[str, Key]:
 
 
 def _known_as(fs: FS, source: str, target: str, key: Key) -> dict[str, Key]:
-    """The checkpoints that know a single partition: those beside it, if they list its name. If not, the partition was
-    moved or renamed (t-0 to t-0.bad), and the checkpoints beside the copy may know it too.
+    """Return the checkpoints that list a single partition.
+
+    These are the ones in its parent directory, if they list its name. If not, the
+    partition was moved or renamed (t-0 to t-0.bad), and the checkpoints next to the
+    copy may list it too.
     """
     own = _key_of(source)
     parent = os.path.dirname(source)
@@ -273,7 +310,11 @@ def _known_as(fs: FS, source: str, target: str, key: Key) -> dict[str, Key]:
 
 
 def _check_free(fs: FS, goal: str, real: str) -> None:
-    """Raises InvalidConfigError unless a copy can be made at a path."""
+    """Check that a copy can be made at a path.
+
+    Raises:
+        InvalidConfigError: It cannot.
+    """
     is_directory = fs.is_directory(fs.real_path(goal))
     names = []
     if is_directory:
@@ -296,7 +337,7 @@ _CUT_OFF: Final = "there is something here already: a copy that an earlier recov
 
 
 def _give_name(fs: FS, path: str) -> None:
-    """Makes the copy a partition, in one step."""
+    """Rename the copy to the name of the partition, in one step."""
     if fs.exists(path):  # an empty directory, by _check_free()
         fs.rmdir(path)
     fs.rename(unfinished(path), path)
@@ -307,7 +348,7 @@ def _give_name(fs: FS, path: str) -> None:
 
 
 def _misunderstood(fs: FS, jobs: Iterable[_Job]) -> list[Part]:
-    """Checkpoints of log starts and log ends that cannot be understood."""
+    """Return the checkpoints of log starts and log ends that cannot be decoded."""
     what = {
         checkpoint.LOG_START: "records that were deleted may be back",
         checkpoint.RECOVERY_POINT: "a lost end of a log may not show",
@@ -323,7 +364,7 @@ def _misunderstood(fs: FS, jobs: Iterable[_Job]) -> list[Part]:
 def _copy_directory(
     fs: FS, source: str, target: str, done: Sequence[_Saved], lost: list[Part], left_out: list[Part]
 ) -> None:
-    """Copies the other files of a log directory, and notes lost and left-out parts."""
+    """Copy the other files of a log directory, and record lost and left-out parts."""
     lost += _copy_small(fs, source, target, checkpoint.META_PROPERTIES, checkpoint.GROUPS)
     damaged_ids = _copy_small(fs, source, target, checkpoint.PRODUCER_IDS)
     lost += damaged_ids
@@ -344,7 +385,7 @@ def _copy_directory(
 
 
 def _copy_small(fs: FS, source: str, target: str, *names: str) -> list[Part]:
-    """Copies the small files that can be understood; returns the others as lost parts."""
+    """Copy the small files that can be decoded. Returns the others as lost parts."""
     lost = []
     for name in names:
         path = os.path.join(source, name)
@@ -362,10 +403,14 @@ def _copy_small(fs: FS, source: str, target: str, *names: str) -> list[Part]:
 
 
 def _write_checkpoints(claim: Claim, done: Sequence[_Saved], gone: Mapping[Key, int | None]) -> None:
-    """Writes where the copies begin and end; the lines of other partitions stay."""
+    """Write the starts and ends of the copies.
+
+    The lines of other partitions are kept.
+    """
     starts = {one.job.key: one.report.log_start_offset or None for one in done}
     ends = {**gone, **{one.job.key: one.report.log_end_offset for one in done}}
-    # Lines that exist already under the name of a copy are those of another log, unless they are the source's own.
+    # Lines that exist already under the name of a copy are those of another log, unless
+    # they are the source's own.
     stale = {one.job.key: None for one in done if one.job.known_as.get(claim.directory) != one.job.key}
     for name in (checkpoint.HIGH_WATERMARK, checkpoint.CLEANER):
         claim.checkpoints.set(name, stale)
@@ -374,11 +419,12 @@ def _write_checkpoints(claim: Claim, done: Sequence[_Saved], gone: Mapping[Key, 
 
 
 class _Staged:
-    """The staged writes beside a log directory (staging/): copies the published ones, with the files that say which
-    ones are done.
+    """Copies the staged writes of a log directory (staging/).
 
-    given: (topic, partition) -> end of the offsets that a write was given but has not filled. Such a write is not
-    copied, because its files are made for these offsets of the source; the copy continues above them.
+    Published writes are copied, with the files that record which ones are done. `given`
+    maps (topic, partition) to the end of the offsets that were reserved for a write
+    which has not filled them. Such a write is not copied, because its files are made
+    for these offsets of the source. The copy continues above them.
     """
 
     def __init__(self, fs: FS, directory: str) -> None:
@@ -425,7 +471,7 @@ class _Staged:
         return Manifest.unpack(content or b"", os.path.join(self.path, name))
 
     def copy(self, directory: str, lost: list[Part], left_out: list[Part]) -> None:
-        """Copies the kept files beside the copy of the log directory, each manifest after the files that it names."""
+        """Copy the kept files, each manifest after the files that it names."""
         fs = self.fs
         target = staging_path(directory)
         lost += self.lost
@@ -463,7 +509,7 @@ class _Staged:
 
 @attrs.frozen
 class _Saved:
-    """producer_ids: the first number above all producer ids of the copied batches."""
+    """A copied partition. `producer_ids` is one above its highest producer id."""
 
     job: _Job
     report: PartitionReport
@@ -491,8 +537,8 @@ class _Partition:
         self.left_out: list[Part] = []
         self.losses: list[int] = []  # offsets in front of which something is lost, rising
         self.found: list[Extent | BadStretch] = []  # in the files of the log
-        # Spare files are read when the first gap needs them. The two lists below cover all of them, by first offset;
-        # spare_ends is the highest end up to each extent.
+        # Spare files are read when the first gap needs them. The two lists below cover
+        # all of them, by first offset; spare_ends is the highest end up to each extent.
         self.read_spares: dict[str, list[Extent]] = {}  # name of a spare file -> its extents that belong to this log
         self.spare_extents: list[tuple[Extent, int, str]] | None = None
         self.spare_ends: list[int] = []
@@ -501,7 +547,8 @@ class _Partition:
             self.noted = [Noted.read(fs, self.source, os.path.dirname(fs.real_path(self.source)), None)]
         notes = self.noted[0].notes
         known = [one.gaps for one in self.noted]
-        # If two sets of checkpoints know the partition, believe only what both say.
+        # If two sets of checkpoints list the partition, use only facts on which both
+        # agree.
         self.gaps = Gaps(gaps.Noted(max(one.dense_from for one in known), all(one.has_seals for one in known)))
         was_opened_here = notes.policy is not None  # by this library, which notes where gaps may be
         self.is_compacted = any(one.cleaned_to for one in self.noted) or (was_opened_here and notes.dense_from > 0)
@@ -524,7 +571,8 @@ class _Partition:
         if len(copy.producers):
             checkpoint.write(fs, self.work, file_name(end, SNAPSHOT), copy.producers.pack())
         self.lost += _copy_small(fs, self.source, self.work, checkpoint.PARTITION_METADATA)
-        # The policy file says from which offset on the log has no gaps. A copy with a loss has gaps, so it gets none.
+        # The policy file records the offset from which the log has no gaps. A copy with
+        # a loss has gaps, so it gets none.
         if self.gaps.dense_from < order.NEVER and not self.lost:
             _copy_small(fs, self.source, self.work, checkpoint.POLICY)
         fs.sync_dir(self.work)
@@ -543,7 +591,7 @@ class _Partition:
         return _Saved(self.job, report, copy.producer_ids)
 
     def _producers(self, start: int, end: int) -> Producers:
-        """The producers in the newest sound snapshot within the copy."""
+        """Return the producers in the newest sound snapshot within the copy."""
         offsets = [offset for name in self.names if (offset := base_offset_of(name, SNAPSHOT)) is not None]
         for offset in sorted(offsets, reverse=True):
             content = or_else(None, checkpoint.read, self.fs, self.source, file_name(offset, SNAPSHOT))
@@ -557,7 +605,10 @@ class _Partition:
     # -- the plan --------------------------------------------------------------------------------------------------
 
     def _plan(self) -> tuple[int, int, list[Extent]]:
-        """(log start offset, log end offset, extents to copy, by offset); notes losses and the parts left out."""
+        """Return (log start offset, log end offset, extents to copy, by offset).
+
+        Losses and parts that are left out are recorded.
+        """
         found: list[Extent | BadStretch] = []
         swapped = self._take_swaps()
         for base, next_base in itertools.zip_longest(self.bases, self.bases[1:]):
@@ -569,8 +620,9 @@ class _Partition:
                     high = min(next_base, _limit(base))
                 found += Search(source, base, base, high, is_dense=base >= self.gaps.dense_from).found
                 found += self._cut_short(source, base, next_base, found)
-        # The copy ends at or above every offset that was given out: to a staged write, to records that were on disk or
-        # visible by the checkpoints, to the last segment, to the last batch.
+        # The copy ends at or above every offset that was given out: to a staged write,
+        # to records that were on disk or visible by the checkpoints, to the last
+        # segment, to the last batch.
         ends = [one.next_offset for one in found if one.next_offset]
         end = max([self.given, *(one.end for one in self.noted), *self.bases[-1:], *ends[-1:]])
         start = self._begin(end)
@@ -582,7 +634,8 @@ class _Partition:
         extents = self._account(found, start, end)
         for name in self.spares:
             self._leave(name, "left by a recovery, a deletion or a compaction; used to fill gaps only")
-        # An extent of a spare file may name a base below that of the segment before it, or too far below its offsets.
+        # An extent of a spare file may have a base below that of the preceding segment,
+        # or too far below its offsets.
         base = 0
         for one in extents:
             base = max(base, one.base)
@@ -599,7 +652,10 @@ class _Partition:
     def _cut_short(
         self, source: Source, base: int, next_base: int | None, found: Sequence[Extent | BadStretch]
     ) -> list[BadStretch]:
-        """The loss after the last batch of a segment, by the notes about gaps and by its seal."""
+        """Return the loss after the last batch of a segment.
+
+        The metadata about gaps and the seal of the segment determine it.
+        """
         if next_base is None:
             return []
         reached = max(base, *(one.next_offset for one in found if one.base == base), 0)
@@ -612,7 +668,7 @@ class _Partition:
         return []
 
     def _begin(self, end: int) -> int:
-        """The start of a log that ends at end, by its notes."""
+        """Return the start of a log that ends at `end`, according to its metadata."""
         begins = []
         for noted in [one for one in self.noted if one.is_listed] or self.noted:
             if noted.log_start > end:
@@ -626,8 +682,10 @@ class _Partition:
         return max(begins, default=min(self.bases, default=0))
 
     def _take_swaps(self) -> dict[int, Source]:
-        """The new segments of compactions that had removed the first old segment already: they belong to the log,
-        instead of the old ones (recovery.decide_swap). A damaged one stays among the spare files.
+        """Take the new segments of compactions that had removed the first old one.
+
+        They belong to the log, in place of the old ones (recovery.decide_swap). A
+        damaged one is kept as a spare file.
         """
         taken: dict[int, Source] = {}
         for name in [name for name in self.spares if name.endswith(LOG + SWAP)]:
@@ -664,11 +722,14 @@ class _Partition:
         self.left_out.append(Part(path=os.path.join(self.source, name), reason=reason))
 
     def _account(self, found: Sequence[Extent | BadStretch], start: int, end: int) -> list[Extent]:
-        """All extents by offset, with those that fill gaps; notes for each gap and each damage the missing offsets."""
+        """Return all extents by offset, with those that fill gaps.
+
+        The missing offsets of each gap and each damage are recorded.
+        """
         is_compacted = self.is_compacted or any(one.has_gaps for one in found if isinstance(one, Extent))
         extents: list[Extent] = []
         here: list[BadStretch] = []  # damages since the last extent
-        low = start  # the next offset that has to be found
+        low = start  # the next offset to be found
         for one in (*found, None):  # None: the end of the log
             if isinstance(one, BadStretch):
                 here.append(one)
@@ -678,7 +739,8 @@ class _Partition:
             else:
                 high = one.first
             filling: list[Extent] = []
-            # Compaction leaves gaps between batches. Where something is damaged, a gap may be a loss.
+            # Compaction leaves gaps between batches. A gap next to damage may be a
+            # loss.
             is_front = not extents and bool(self.bases) and low < self.bases[0]
             is_lost = is_front or self.gaps.is_loss(low, high)
             if low < high and (here or one is None or is_lost or not is_compacted):
@@ -694,12 +756,13 @@ class _Partition:
         return extents
 
     def _fill(self, low: int, high: int) -> list[Extent]:
-        """Sound batches from spare files whose offsets lie in [low, high), by offset."""
+        """Return the sound batches of spare files in [low, high), by offset."""
         filling: list[Extent] = []
         for name, spare in self._spares_in(low, high):
             more: list[Extent] = []
             for gap_low, gap_high in _gaps(low, high, filling):
-                # A filling must not cross the border of a segment, so the gap is cut at each base offset inside it.
+                # A filling must not cross the border of a segment, so the gap is cut at
+                # each base offset inside it.
                 borders = [gap_low, *(base for base in self.bases if gap_low < base < gap_high), gap_high]
                 for part_low, part_high in itertools.pairwise(borders):
                     base = leading_offset(name) or 0
@@ -711,11 +774,12 @@ class _Partition:
         return filling
 
     def _spares_in(self, low: int, high: int) -> list[tuple[str, list[Extent]]]:
-        """The extents of spare files in [low, high), by file in the order in which they count."""
+        """Return the extents of spare files in [low, high), by file and priority."""
         if self.spare_extents is None:
             found = [(one, order, name) for order, name in enumerate(self.spares) for one in self._spare(name)]
             self.spare_extents = sorted(found, key=lambda row: row[0].first)
-            # The search below goes back from high. It may stop where the highest end so far is at or below low.
+            # The search below runs back from high. It may stop once the highest end so
+            # far is at or below low.
             self.spare_ends = [*itertools.accumulate((row[0].next_offset for row in self.spare_extents), max)]
         at = bisect_left(self.spare_extents, high, key=lambda row: row[0].first) - 1
         found_in: dict[tuple[int, str], list[Extent]] = {}
@@ -727,9 +791,12 @@ class _Partition:
         return [(name, found_in[order, name]) for order, name in sorted(found_in)]
 
     def _spare(self, name: str) -> list[Extent]:
-        """The extents of a spare file; none if they belong to an earlier log that had the same offsets. That shows in
-        two ways: the log was written behind the place where a recovery cut it, or, in a log without gaps, a batch of
-        the spare file differs from the batch of the log at the same offset.
+        """Return the extents of a spare file that belong to this log.
+
+        There are none if the file belongs to an earlier log with the same offsets. That
+        is detected in two ways: the log was written after the place of a recovery's
+        cut, or, in a log without gaps, a batch of the spare file differs from the batch
+        of the log at the same offset.
         """
         if name not in self.read_spares:
             source = self.spares[name] = self.spares[name] or self._open(name)
@@ -776,8 +843,10 @@ class _Partition:
             self.lost.append(Part(path=path, position=position, size_bytes=size, reason=reason, **offsets))
 
     def _note_damage(self, here: Sequence[BadStretch], *, is_end: bool) -> None:
-        """Notes damage that costs no offset. Behind the end of the log it may have cost some: count it as a loss,
-        unless it is zeros.
+        """Record damage that costs no offset.
+
+        After the end of the log it may have cost some. It is then a loss, unless the
+        bytes are zeros.
         """
         for one in here:
             size = one.end - one.position
@@ -791,12 +860,12 @@ class _Partition:
 
 
 def _limit(base: int) -> int:
-    """The first offset that has no place in a segment."""
+    """Return the first offset that a segment with this base cannot hold."""
     return min(INT64_MAX, base + layout.INT32_MAX + 1)
 
 
 def _crcs(extents: Sequence[Extent], low: int, high: int) -> dict[int, int]:
-    """Base offset -> CRC of the batches that begin in [low, high)."""
+    """Return base offset to CRC of the batches that begin in [low, high)."""
     found: dict[int, int] = {}
     for one in extents:
         position, end = one.around(low, high)
@@ -808,16 +877,20 @@ def _crcs(extents: Sequence[Extent], low: int, high: int) -> dict[int, int]:
 
 
 def _gaps(low: int, high: int, filling: Sequence[Extent]) -> list[tuple[int, int]]:
-    """The parts of [low, high) that the extents, by offset, do not cover."""
+    """Return the parts of [low, high) that the extents, by offset, do not cover."""
     edges = [low, *(offset for one in filling for offset in (one.first, one.next_offset)), high]
     return [(edges[at], edges[at + 1]) for at in range(0, len(edges), 2) if edges[at] < edges[at + 1]]
 
 
 class _Copy:
-    """Writes the segments of one partition in order, and gathers from the batch heads the facts for its other files.
+    """Writes the segments of one partition in order.
 
-    losses: offsets in front of which something is lost, rising. epochs: (leader epoch, start offset), rising in both.
-    producer_ids: the first number above all producer ids in the heads.
+    It collects the facts for the other files of the partition from the batch heads.
+
+    Attributes:
+        losses: Offsets that a loss precedes, rising.
+        epochs: (leader epoch, start offset), rising in both.
+        producer_ids: One above the highest producer id in the heads.
     """
 
     def __init__(self, fs: FS, directory: str, producers: Producers, losses: Sequence[int]) -> None:
@@ -832,13 +905,16 @@ class _Copy:
         self.producer_ids = 0
 
     def _pass(self, offset: int) -> None:
-        """Marks transactions as doubtful: those open at a loss before an offset, which may have held their markers."""
+        """Mark transactions that are open at a loss as doubtful.
+
+        The loss before `offset` may have contained their markers.
+        """
         if self.losses and self.losses[0] <= offset:
             self.losses = self.losses[bisect_right(self.losses, offset) :]
             self.doubtful |= dict.fromkeys(self.transactions.open.items())
 
     def doubts(self) -> list[str]:
-        """The remarks on transactions when all is written."""
+        """Return the remarks on transactions after all is written."""
         self._pass(INT64_MAX)
         said = []
         for producer_id, first in self.doubtful:
@@ -855,7 +931,7 @@ class _Copy:
         return said
 
     def write(self, base: int, parts: Sequence[Extent]) -> None:
-        """One segment with its indexes, on disk when this returns."""
+        """Write one segment with its indexes. All are on disk when this returns."""
         segment = ActiveSegment(self.fs, self.directory, base, self.config, create=True)
         for part in parts:
             self._pass(part.first)
@@ -878,7 +954,8 @@ class _Copy:
             behind = ids[ids["base_offset"] >= self.producers.next_offset]
             epochs_of = coordinator_epochs(cast(Segment, source))
             self.producers.add_facts(behind, lambda position: or_else(-1, epochs_of, position))
-        # No CRC covers the leader epoch of a batch. Epochs never fall, so one that is above the next one is damaged.
+        # No CRC covers the leader epoch of a batch. Epochs never fall, so one that is
+        # above the next one is damaged.
         epochs = modern["partition_leader_epoch"]
         has_changed = np.diff(epochs, prepend=-2) != 0
         is_sound = epochs <= np.append(epochs[1:], layout.INT32_MAX)

@@ -1,26 +1,30 @@
-"""The sound batches of one file that may be damaged, and where damage lies between them.
+"""Finds the sound batches of one file that may be damaged, and the damage between them.
 
-A file is read batch by batch, with CRCs and records, as long as one batch follows the other. Behind damage the next
-batch is found by the first of these ways that succeeds:
+A file is read batch by batch, with CRCs and records, as long as one batch follows the
+other. After damage the next batch is found by the first of these ways that succeeds:
 
 1. The length in the damaged head leads to a sound batch or to the end of the file.
 2. That length with one bit flipped back gives the right CRC: only the length was wrong.
-3. A search at every byte. A record's value may hold a batch, so a batch that is found like this counts only if the
-   bytes behind it look like a log too.
+3. A search at every byte. A record's value may hold a batch, so a batch that is found
+   like this counts only if the bytes after it look like a log too.
 
-Offsets, which no CRC covers, have to rise. If two batches contradict each other, the one that does not continue the
-batch before is dropped.
+Offsets, which no CRC covers, have to rise. If two batches contradict each other, the
+one that does not continue the batch before is dropped.
 
 Rules:
 - No process may be writing the file: it is mapped.
-- A batch is sound if its CRC is right and its records can be decoded. If they cannot be decoded because the codec's
-  package is missing, or because they inflate to more than memory should hold, a right CRC is enough.
-- The work grows in proportion to the size of the file, whatever the file holds. Foreign bytes may look like a head at
-  every position, and each such head may claim the whole rest of the file.
-- A search keeps little: a few numbers for each stretch between two damages. If parts will be cut out of the result, it
-  keeps some for every 64 batches too, so that a cut reads little more than the part.
+- A batch is sound if its CRC is right and its records can be decoded. If they cannot be
+  decoded because the codec's package is missing, or because they inflate to more than
+  memory should hold, a right CRC is enough.
+- The work grows in proportion to the size of the file, whatever the file holds. Foreign
+  bytes may look like a head at every position, and each such head may claim the whole
+  rest of the file.
+- A search keeps little: a few numbers for each stretch between two damages. If parts
+  will be cut out of the result, it keeps some for every 64 batches too, so that a cut
+  reads little more than the part.
 
-This module knows no partition: salvage.py finds out which offsets are missing and what may fill the gap.
+This module handles one file. salvage.py determines the missing offsets and the files
+that may fill the gap.
 """
 
 from __future__ import annotations
@@ -48,30 +52,37 @@ ZEROS: Final = "zeros"
 WALK_BATCHES: Final = 1024
 _PIECE_BYTES: Final = 1 << 20
 _SECTOR_BYTES: Final = 4096
-#: From one mark to the next.
+#: Number of batches from one mark to the next.
 _MARK_BATCHES: Final = 64
-#: Records decoded at once, to see whether they can be.
+#: Number of records decoded at once to check that they can be decoded.
 _DECODE_ROWS: Final = 1 << 16
-#: Kafka's max.message.bytes. A longer chain of batches does not fit into one record's value, so it is a log.
+#: Kafka's max.message.bytes. A longer chain of batches does not fit into one record's
+#: value, so it is a log.
 _LARGEST_BATCH_BYTES: Final = (1 << 20) + layout.LOG_OVERHEAD
-#: The most offsets between a batch and the next head, if that head is recognised without its CRC.
+#: The most offsets between a batch and the next head, if that head is recognised
+#: without its CRC.
 _NEAR_OFFSETS: Final = 1 << 20
-#: Base offset, length, leader epoch, magic: the same four fields at the same positions in v2, and nearly so in v0 and
-#: v1, where the CRC stands instead of the leader epoch.
+#: Base offset, length, leader epoch, magic: the same four fields at the same positions
+#: in v2. v0 and v1 have the CRC in place of the leader epoch.
 _PREFIX: Final = struct.Struct(">qiib")
 #: Position in a v2 batch of the byte that names its codec.
 _ATTRIBUTES: Final = layout.CRC_START + 1
 
 
 class Source:
-    """A file of batches, mapped. Bytes that cannot be read are zeros here; unreadable lists them as [start, end)."""
+    """A file of batches, mapped.
+
+    Bytes that cannot be read are zeros in the mapping; `unreadable` lists them as
+    [start, end).
+    """
 
     def __init__(self, fs: FS, path: str, scratch: str) -> None:
         self.path = path
         self.unreadable: list[tuple[int, int]] = []
         with opened(fs, path) as handle:
             self.size = fs.size(handle)
-            # Read all once before mapping it: a process that touches an unreadable page of a mapping is killed.
+            # Read everything once before mapping it. Access to an unreadable page of a
+            # mapping kills the process.
             for position in range(0, self.size, _PIECE_BYTES):
                 try:
                     fs.pread(handle, _PIECE_BYTES, position)
@@ -117,8 +128,10 @@ class Source:
 
 @attrs.define
 class Extent:
-    """Sound batches, one behind the other. base: of the segment they go to. first: the lowest offset in them. marks:
-    (offset, position) of some batches, if these were asked for.
+    """Consecutive sound batches.
+
+    `base` is the base offset of their segment in the copy, and `first` is their lowest
+    offset. `marks` are (offset, position) of some batches, if marks were requested.
     """
 
     source: Source
@@ -133,7 +146,10 @@ class Extent:
     marks: list[tuple[int, int]] = attrs.Factory(list)
 
     def around(self, low: int, high: int) -> tuple[int, int]:
-        """(start, end) in the file of a part that holds all batches in [low, high), and few others."""
+        """Return (start, end) in the file of a part with all batches in [low, high).
+
+        The part contains few other batches.
+        """
         if low >= self.next_offset or high <= self.first:
             return self.end, self.end
         mark_below = bisect_right(self.marks, low, key=lambda mark: mark[0]) - 1
@@ -147,15 +163,18 @@ class Extent:
         return start, end
 
     def cut(self, base: int, low: int, high: int) -> list[Extent]:
-        """Its batches that lie wholly in [low, high), for a segment."""
+        """Return its batches that are wholly in [low, high), for a segment."""
         start, stop = self.around(low, high)
         return Search(self.source, base, low, high, start=start, stop=stop).extents
 
 
 @attrs.define
 class BadStretch:
-    """Bytes that are no sound batch; no bytes (position == end) if batches are missing in front of a position.
-    next_offset: one above the last offset that the bytes certainly had, 0 if that is not known.
+    """Bytes that are not a sound batch.
+
+    If position == end, no bytes are damaged, but batches before the position are
+    missing. `next_offset` is one above the last offset that the bytes certainly had, 0
+    if it is unknown.
     """
 
     source: Source
@@ -167,10 +186,11 @@ class BadStretch:
 
 
 class Search:
-    """Finds the sound batches in a file, from start to stop, whose offsets lie in [low, high).
+    """Finds the sound batches between two positions, with offsets in [low, high).
 
-    is_dense: each batch continues the one before it. is_marked: parts of the extents will be cut out. found: all of the
-    file, in order.
+    With `is_dense`, each batch must continue the one before it. With `is_marked`, marks
+    are kept so that parts of the extents can be cut out. `found` is the result, in file
+    order.
     """
 
     def __init__(
@@ -195,7 +215,8 @@ class Search:
         else:
             self.stop = stop
         self.expected = low  # the lowest offset that the next batch may have
-        # The last batch that was kept, for _take_back(). last_size is 0 if no batch can be taken back.
+        # The last batch that was kept, for _take_back(). last_size is 0 if no batch can
+        # be taken back.
         self.last_size = 0
         self.last_base = 0
         self.last_records = 0
@@ -220,7 +241,10 @@ class Search:
     # -- sound batches ---------------------------------------------------------------------------------------------
 
     def _chain(self, position: int) -> tuple[int, str]:
-        """Keeps batches from a position on while they are whole: (position behind them, why it is not the end)."""
+        """Keep whole batches from a position on.
+
+        Returns the position after them, and the reason why it is not the end.
+        """
         while True:
             facts, position, why = self._walk(position, WALK_BATCHES)
             while len(facts):
@@ -229,11 +253,13 @@ class Search:
                 facts = facts[row:]
                 if not len(facts):
                     break
-                # The first of `facts` contradicts the last batch kept. Which of the two has the wrong offset?
+                # The first of `facts` contradicts the last batch kept. Which of the two
+                # has the wrong offset?
                 if self._is_last_wrong(facts[0]) or (reason == _GAP and self._is_last_unproven()):
                     self._take_back()
                 elif reason == _GAP and self._base_at(facts[0]) == int(facts[0]["last_offset"]) + 1:
-                    # Neither: the next batch continues this one, so batches in front of this one are missing.
+                    # Neither: the next batch continues this one, so batches in front of
+                    # this one are missing.
                     start = int(facts[0]["position"])
                     self._damage(start, start, _GAP)
                     self._keep(facts[:1])
@@ -248,7 +274,7 @@ class Search:
                 return position, layout.WALK_REASONS[why]
 
     def _misfit(self, facts: layout.Facts) -> tuple[int, str]:
-        """(the first batch whose offsets do not follow, why), or their count."""
+        """Return the first batch that does not follow and the reason, or the count."""
         dense_from = 0
         if not self.is_dense:
             dense_from = order.NEVER
@@ -260,25 +286,32 @@ class Search:
         return row, fault.value
 
     def _base_at(self, before: Any) -> int | None:
-        """The base offset of the batch behind another, by its head."""
+        """Return the base offset of the batch after another one, from its head."""
         facts, _, _ = self._walk(int(before["position"] + before["size_bytes"]), crc=False)
         if len(facts):
             return int(facts["base_offset"][0])
         return None
 
     def _is_last_wrong(self, facts: Any) -> bool:
-        """Whether the last batch kept has a wrong offset, and not this one, which begins below the end of that one."""
+        """Whether the last batch kept has a wrong offset.
+
+        The alternative is that this one has; it begins below the end of the last one.
+        """
         base = int(facts["base_offset"])
         last = int(facts["last_offset"])
         if not self.last_size or self.last_base == self.before_last or not self.before_last <= base < self.expected:
             return False
-        # This one continues the batch before the last, or leaves just the room that the last one takes.
+        # This one continues the batch before the last, or leaves just the room that the
+        # last one takes.
         if base in (self.before_last, self.before_last + self.expected - self.last_base):
             return True
         return self._base_at(facts) == last + 1
 
     def _is_last_unproven(self) -> bool:
-        """Whether only its own head tells the offset of the last batch kept: damage lies right in front of it."""
+        """Whether only its own head gives the offset of the last batch kept.
+
+        This is so if damage precedes that batch.
+        """
         extent = None
         if self.last_size:
             extent = self.found[-1]
@@ -286,7 +319,7 @@ class Search:
         return is_first_of_extent and isinstance(self.found[-2:][0], BadStretch)
 
     def _keep(self, facts: layout.Facts) -> None:
-        """Keeps batches with sound heads. One whose records cannot be decoded becomes damage."""
+        """Keep batches with sound heads. A batch with undecodable records is damage."""
         while len(facts):
             is_old = facts["magic"] != 2
             if is_old.any():
@@ -312,7 +345,7 @@ class Search:
                 facts = facts[1:]
 
     def _decodable(self, facts: layout.Facts) -> tuple[int, str]:
-        """(how many v2 batches come before the first whose records cannot be decoded, why these cannot)."""
+        """Return how many v2 batches precede the first undecodable one, and why."""
         positions = facts["position"]
         row = 0
         stop = int(positions[-1]) + int(facts["size_bytes"][-1])
@@ -335,7 +368,10 @@ class Search:
         return len(facts), ""
 
     def _why_undecodable(self, position: int) -> str:
-        """The fault in the records of a v2 batch whose CRC is right; none where that cannot be judged."""
+        """Return the fault in the records of a v2 batch whose CRC is right.
+
+        Returns no fault if the records cannot be judged.
+        """
         try:
             batch = self.source.batch(position)
             if batch is not None:
@@ -352,7 +388,10 @@ class Search:
         return ""
 
     def _old_offsets(self, position: int) -> tuple[int, int, str]:
-        """(first offset, records, "") of a v0 or v1 entry, or why it is not sound. Only decoding it shows these."""
+        """Return (first offset, records, "") of a v0 or v1 entry, or its fault.
+
+        Only decoding the entry reveals these facts.
+        """
         reason = "it holds no record"
         try:
             batch = self.source.batch(position)
@@ -364,7 +403,7 @@ class Search:
                 return records[0].offset, len(records), ""
         except UnsupportedCodecError as error:
             if _is_codec(self.source.view[position + layout.PREFIX_SIZE]):
-                raise  # its offsets cannot be known until the package is installed
+                raise  # its offsets are unknown until the package is installed
             reason = error.reason
         except LogcoreError as error:
             reason = f"its records cannot be decoded: {error.reason}"
@@ -400,7 +439,7 @@ class Search:
         extent.next_offset = self.expected
 
     def _take_back(self) -> None:
-        """Removes the last batch kept, and notes it as damage."""
+        """Remove the last batch kept, and record it as damage."""
         extent = self.found[-1]
         assert isinstance(extent, Extent), "last_size says that a batch was kept"
         end = extent.end
@@ -428,26 +467,30 @@ class Search:
             self.found.append(BadStretch(self.source, self.base, position, end, reason, next_offset))
 
     def _behind(self, position: int) -> int:
-        """The position of the next sound batch behind the damage at a position, or the end of the file."""
+        """Return the position of the next sound batch after damage, or the end."""
         end = self._proven_end(position)
         if end is not None:
             return end
-        # Damage inside batches leaves their heads alone: follow the lengths to the next sound batch.
+        # Damage inside batches leaves their heads alone: follow the lengths to the next
+        # sound batch.
         at = position
         while (behind := self._head_end(at)) is not None:
             if behind == self.stop or len(self._walk(behind)[0]):
                 return behind
             position = at
             at = behind
-        # There is no head at `at`. Either it is damaged itself, or the length of the head before it led to a wrong
-        # place. The search begins right behind that head.
+        # There is no head at `at`. Either it is damaged itself, or the length of the
+        # head before it led to a wrong place. The search begins right after that head.
         end = self._proven_end(at)
         if end is not None:
             return end
         return self._search(position + 1)
 
     def _head_end(self, position: int) -> int | None:
-        """The end of the batch at a position, by its head; None if the bytes there do not look like a head."""
+        """Return the end of the batch at a position, from its head.
+
+        Returns None if the bytes there do not look like a head.
+        """
         left = self.stop - position
         if left < layout.PREFIX_SIZE:
             return None
@@ -458,8 +501,9 @@ class Search:
         return None
 
     def _proven_end(self, position: int) -> int | None:
-        """The end of a v2 batch in which only the magic, or one bit of the length, is wrong: with the right length its
-        CRC is right.
+        """Return the end of a v2 batch if only its magic or one bit of its length is wrong.
+
+        With the right length its CRC is right.
         """
         view = self.source.view
         if self.stop - position < layout.HEADER_SIZE:
@@ -477,7 +521,10 @@ class Search:
         return None
 
     def _search(self, start: int) -> int:
-        """Position of the first sound batch from start on that is part of this log, or the end, byte by byte."""
+        """Search byte by byte for the next sound batch that is part of this log.
+
+        Returns its position, or the end of the file.
+        """
         for candidate in self._candidates(start):
             if candidate >= start:
                 start, is_log = self._judge(candidate)
@@ -486,8 +533,10 @@ class Search:
         return self.stop
 
     def _judge(self, position: int) -> tuple[int, bool]:
-        """(end of the chain of sound batches that begins at a position, or the position if there is none; whether the
-        chain counts as a part of this log).
+        """Return the end of the chain of sound batches that begins at a position.
+
+        The end is the position itself if there is no chain. The second result is
+        whether the chain counts as a part of this log.
         """
         facts, _, _ = self._walk(position, crc=False)
         if not len(facts) or not self._is_whole(facts[0]):
@@ -496,8 +545,9 @@ class Search:
         expected = self.expected
         count = 1
         why = layout.WALK_LIMIT
-        # Each step walks about as many batches as the chain has so far. Batches behind the end of the chain are
-        # walked again later, so the doubling keeps the work in proportion to the file.
+        # Each step walks about as many batches as the chain has so far. Batches after
+        # the end of the chain are walked again later. The doubling keeps the work
+        # proportional to the size of the file.
         while why == layout.WALK_LIMIT and count <= WALK_BATCHES:
             facts, behind, why = self._walk(end, count, crc=count > 1)
             base = facts["base_offset"]
@@ -518,7 +568,7 @@ class Search:
         return end, end > position and is_log
 
     def _is_whole(self, facts: Any) -> bool:
-        """Whether the CRC of a batch is right. facts: by its head."""
+        """Whether the CRC of a batch is right. `facts` are those of its head."""
         position = int(facts["position"])
         end = position + int(facts["size_bytes"])
         is_old = int(facts["magic"]) != 2
@@ -533,7 +583,10 @@ class Search:
         return self.sums[is_old].of(start, end)
 
     def _is_like_head(self, position: int, expected: int) -> bool:
-        """Whether the bytes at a position were the head of the next batch: two of three fields fit, or all is zeros."""
+        """Whether the bytes at a position were the head of the next batch.
+
+        Two of three fields must fit, or all bytes are zeros.
+        """
         left = self.stop - position
         if left < layout.HEADER_SIZE:
             return False
@@ -544,7 +597,10 @@ class Search:
         return fitting >= 2 or self.source.is_zero(position, position + layout.HEADER_SIZE)
 
     def _candidates(self, start: int) -> Iterator[int]:
-        """Positions from start on with the bytes of a head, whose offset lies behind the batches kept."""
+        """Yield positions from start on with the bytes of a head.
+
+        Its offset must be above those of the batches kept.
+        """
         size = self.stop
         piece = _SECTOR_BYTES
         while start <= size - layout.PREFIX_SIZE:
@@ -564,10 +620,11 @@ class Search:
 
 
 class _Checksums:
-    """CRCs of stretches of a file that may overlap, at the cost of two blocks each, however long the stretch.
+    """CRCs of stretches of a file, which may overlap.
 
-    crc(AB) is crc(A), with as many zero bytes put behind it as B has, xor crc(B); see zlib's crc32_combine. is_old: as
-    in formats v0 and v1, CRC-32; else CRC-32C.
+    Each costs two blocks, regardless of its length. crc(AB) is crc(A), extended by as
+    many zero bytes as B has, xor crc(B); see zlib's crc32_combine. With `is_old` it is
+    CRC-32, as in formats v0 and v1; else CRC-32C.
     """
 
     def __init__(self, data: memoryview, *, is_old: bool) -> None:
@@ -577,9 +634,10 @@ class _Checksums:
         if is_old:
             self.crc = zlib.crc32
             self.polynomial = 0xEDB88320
-        self.fronts = array("I", [0])  # for each block the CRC of all bytes before it
-        # powers[bit] puts 2^bit zero bytes behind a CRC. They are x^8, its square, the square of that, and so on: a CRC
-        # is a polynomial whose highest bit stands for 1.
+        self.fronts = array("I", [0])  # the CRC of all bytes before each block
+        # powers[bit] appends 2^bit zero bytes to a CRC. The powers are x^8, its square,
+        # the square of that, and so on. The highest bit of a CRC, as a polynomial, is
+        # the coefficient of 1.
         self.powers = [1 << 23]
         for _ in range(47):
             self.powers.append(self._product(self.powers[-1], self.powers[-1]))
@@ -595,7 +653,7 @@ class _Checksums:
         return shifted ^ self._front(end)
 
     def _front(self, end: int) -> int:
-        """CRC of the file up to a position."""
+        """Return the CRC of the file up to a position."""
         while len(self.fronts) <= end // _SECTOR_BYTES:
             at = (len(self.fronts) - 1) * _SECTOR_BYTES
             self.fronts.append(self.crc(self.data[at : at + _SECTOR_BYTES], self.fronts[-1]))
@@ -603,7 +661,7 @@ class _Checksums:
         return self.crc(self.data[start:end], self.fronts[start // _SECTOR_BYTES])
 
     def _product(self, one: int, other: int) -> int:
-        """The product of two polynomials over bits, modulo the polynomial of the CRC."""
+        """Return the product of two polynomials over bits, modulo that of the CRC."""
         product = 0
         while one:
             if one & 1 << 31:

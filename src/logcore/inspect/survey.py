@@ -1,10 +1,11 @@
-"""A directory surveyed by its names: which partitions it holds, and what kind of file each name says.
+"""Lists the partitions of a directory and the kinds of files, from the names alone.
 
 Rules:
 - Nothing is written, locked or repaired; a running writer is not disturbed.
-- A name is judged alone: twenty digits that no offset can have name no file of a log.
+- Each name is judged alone: twenty digits that no offset can have name no file of a
+  log.
 
-This module looks into no file on its own: dump.py shows what is in one, verify.py judges it.
+This module reads no file. dump.py shows the content of a file, and verify.py judges it.
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ OFFSET_CHECKPOINTS: Final = (
 
 
 def kind_of(name: str) -> str | None:
-    """The kind of a file by its name: "log", "index", "timeindex", "txnindex", "snapshot", "seal", or one of the
-    names in DIRECTORY_FILES and PARTITION_FILES; None for any other file."""
+    """Return the kind of a file by its name, None for a file of another kind.
+
+    The kinds are "log", "index", "timeindex", "txnindex", "snapshot", "seal", and the
+    names in DIRECTORY_FILES and PARTITION_FILES.
+    """
     if name in DIRECTORY_FILES or name in PARTITION_FILES:
         return name
     file = parse_file_name(name)
@@ -38,14 +42,18 @@ def kind_of(name: str) -> str | None:
 
 
 def living_name(name: str) -> str:
-    """A name without the suffixes of files that are going or coming."""
+    """Return a name without the suffixes of files that are being created or deleted."""
     if name == checkpoint.SEALS_HOLD:
         return name
     return without_state(name)
 
 
 def partitions(path: str | os.PathLike[str], *, fs: FS = OS) -> list[str]:
-    """The partition directories at a path: itself, or those in it. Raises LogNotFoundError when there is none."""
+    """Return the partition directories at a path: the directory itself, or those in it.
+
+    Raises:
+        LogNotFoundError: There is none.
+    """
     directory = os.fspath(path)
     if not fs.is_directory(fs.real_path(directory)):
         raise LogNotFoundError("there is no such directory", path=directory)

@@ -1,21 +1,25 @@
-"""A verdict for each file of a log, without opening the log.
+"""Judges each file of a log without opening the log.
 
-What the three verdicts mean:
-- damaged: bytes that were written and acknowledged may be lost or wrong, or Kafka would refuse the file.
-- warning: either opening the log repairs it, such as a torn tail or a wrong index (an index is only a cache), or the
-  truth cannot be known, such as for a gap in the offsets of a log that Kafka wrote.
-- ok: as it should be.
+The three verdicts:
+- damaged: bytes that were written and acknowledged may be lost or wrong, or Kafka would
+  refuse the file.
+- warning: opening the log repairs the file, for example a torn tail or a wrong index
+  (an index is only a cache). Or the truth cannot be determined, for example for a gap
+  in the offsets of a log that Kafka wrote.
+- ok: no fault was found.
 
-Missing segments get verdicts too: offsets that were on disk and lie in no segment.
+Missing segments get verdicts too, if offsets that were on disk are in no segment.
 
 Rules:
-- Nothing is written, locked or repaired; a running writer is not disturbed, and its last batch may look torn. A file
-  that does not look sound is judged again if files or notes have changed since they were listed.
+- Nothing is written, locked or repaired. A running writer is not disturbed, and its
+  last batch may appear torn. A file with a fault is judged again if files or metadata
+  have changed since they were listed.
 - Foreign bytes never cause anything but a verdict or a LogcoreError.
 - Memory is bounded by one batch and one index, not by the length of a log.
 
-Each batch's head, CRC and place in the log are checked, not the records inside: dump(records=True) decodes those. This
-module repairs nothing; partition/recovery.py does, and is asked here what it would do.
+The head, the CRC and the order of each batch are checked, but not the records inside;
+dump(records=True) decodes those. This module repairs nothing. It calls
+partition/recovery.py to find out how recovery would repair a log.
 """
 
 from __future__ import annotations
@@ -65,7 +69,7 @@ from logcore.segment import ActiveSegment, GrowingSegment, Segment
 
 Status = Literal["ok", "warning", "damaged"]
 
-#: How often a partition is checked if it changes during each check.
+#: Maximum number of checks of a partition that changes during each check.
 _LOOKS: Final = 5
 
 
@@ -73,9 +77,12 @@ _LOOKS: Final = 5
 class Verdict:
     """The verdict of verify() on one file.
 
-    kind: as kind_of() gives it, or "other". detail: what was found, empty where there is nothing to say. position,
-    offset: where in the file and in the log the first damage is. batches, records: how many were whole. size_bytes: of
-    the file.
+    Attributes:
+        kind: As kind_of() returns it, or "other".
+        detail: The finding; empty if there is none.
+        position, offset: The first damage, as a position in the file and in the log.
+        batches, records: Number of whole ones.
+        size_bytes: Size of the file.
     """
 
     path: str
@@ -93,10 +100,14 @@ class Verdict:
 
 
 def verify(path: str | os.PathLike[str], *, fs: FS = OS) -> Iterator[Verdict]:
-    """A verdict for each file of a partition directory, of a log directory with its partitions, or for one file.
+    """Judge one file, a partition directory, or a log directory with its partitions.
 
-    Each .log is walked once, CRCs and all, together with its indexes. Raises LogNotFoundError at once when there is
-    nothing of that kind at the path; what is found in files never raises.
+    Yields a verdict for each file. Each .log is walked once, CRCs included, together
+    with its indexes. Damage in files never raises.
+
+    Raises:
+        LogNotFoundError: No such file or directory exists. It is raised at once.
+        InvalidNameError: The file is not a file of a log. It is raised at once.
     """
     where = os.fspath(path)
     if not fs.is_directory(fs.real_path(where)):
@@ -136,8 +147,10 @@ def _verify_directory(fs: FS, directory: str, found: list[str]) -> Iterator[Verd
 
 
 def _topics_going(fs: FS, directory: str) -> set[str]:
-    """Topics that exist in part: logcore.topics calls a topic deleted until it is whole, and while its files are
-    removed.
+    """Return the topics that exist in part.
+
+    logcore.topics marks a topic as deleted until its creation is complete, and while
+    its files are removed.
     """
     content = or_else(None, checkpoint.read, fs, directory, checkpoint.TOPICS)
     rows = checkpoint.unpack_topics(content or b"") or ()
@@ -145,11 +158,11 @@ def _topics_going(fs: FS, directory: str) -> set[str]:
 
 
 def _verify_missing(fs: FS, directory: str) -> Iterator[Verdict]:
-    """Partitions that had records, by the checkpoints, and have no directory."""
+    """Judge partitions that had records, by the checkpoints, but have no directory."""
     missing = _missing(fs, directory)
     if missing:
-        # The deletion of a topic renames its directories first and removes it from the checkpoints afterwards. A second
-        # check finds it removed.
+        # The deletion of a topic renames its directories first and removes it from the
+        # checkpoints afterwards. A second check then finds no line of it.
         missing = _missing(fs, directory)
     for (topic, number), end in missing.items():
         path = os.path.join(directory, partition_name(topic, number))
@@ -158,7 +171,7 @@ def _verify_missing(fs: FS, directory: str) -> Iterator[Verdict]:
 
 
 def _missing(fs: FS, directory: str) -> dict[tuple[str, int], int]:
-    """(topic, number) -> the offset that was reached."""
+    """Return missing partitions: (topic, number) to the offset that each reached."""
     points, starts = (
         or_else({}, checkpoint.read_offsets, fs, directory, name)
         for name in (checkpoint.RECOVERY_POINT, checkpoint.LOG_START)
@@ -166,8 +179,8 @@ def _missing(fs: FS, directory: str) -> dict[tuple[str, int], int]:
     names = fs.listdir(directory)
     half = _topics_going(fs, directory)
     present = {partition_of(name) for name in names}
-    # Kafka renames a directory like this to delete it, or because it does not know the topic. The lines of the
-    # partition stay in the checkpoints for another minute.
+    # Kafka renames a directory like this to delete it, or because it has no record of
+    # the topic. The checkpoints keep the lines of the partition for another minute.
     going = [name for name in names if name.endswith(("-delete", "-stray"))]
     return {
         key: end
@@ -180,19 +193,19 @@ def _missing(fs: FS, directory: str) -> dict[tuple[str, int], int]:
 
 
 def _verify_small(fs: FS, path: str, kind: str) -> Verdict:
-    """A verdict on a small file that is judged alone: it can be understood, or not."""
+    """Judge a small file on its own: it can be decoded or not."""
     size = 0
     try:
         size = fs.file_size(path)
         rows = sum(1 for row in DUMPERS[kind](fs, path) if row["type"] not in ("padding", "fragment"))
         detail = ""
-        if rows != 1:  # most small files hold one fact, which is no list of entries
+        if rows != 1:  # most small files hold one fact and are not lists of entries
             detail = _entries(rows)
         return Verdict(path=path, kind=kind, status="ok", detail=detail, size_bytes=size)
     except (FileNotFoundError, LogNotFoundError):
         return Verdict(path=path, kind=kind, status="ok", detail="removed meanwhile")
     except LogcoreError as error:
-        # These two are notes of ours that readers and recovery can do without.
+        # Readers and recovery can work without these two files of this library.
         status: Status = "damaged"
         if kind in (checkpoint.POLICY, checkpoint.DURABLE_END):
             status = "warning"
@@ -215,17 +228,24 @@ def _reason(error: LogcoreError) -> str:
 
 @attrs.frozen
 class _Look:
-    """A partition at a moment: what was noted of it, whether its last writer said to have ended well, and then, because
-    a running writer moves all of them forward, the names of its files.
+    """The metadata and the file names of a partition at one moment.
+
+    The names are listed last, because a running writer moves all of them forward.
     """
 
+    #: Metadata of the partition, read first.
     noted: Noted
+    #: Whether the directory has the marker of a clean shutdown.
     is_clean: bool
     names: tuple[str, ...]
 
     @classmethod
     def at(cls, fs: FS, directory: str) -> _Look:
-        """Raises FileNotFoundError for a partition that was deleted meanwhile."""
+        """Read the state of a partition now.
+
+        Raises:
+            FileNotFoundError: The partition was deleted.
+        """
         parent, name = os.path.split(fs.real_path(directory))
         noted = Noted.read(fs, directory, parent, partition_of(name))
         is_clean = fs.exists(os.path.join(parent, checkpoint.CLEAN_SHUTDOWN))
@@ -237,12 +257,12 @@ class _Look:
 
     @functools.cached_property
     def swaps(self) -> list[int]:
-        """Base offsets of what a compaction is putting in the place of other segments."""
+        """Base offsets of segments that a compaction is putting in place of others."""
         return [base for name in self.names if (base := base_offset_of(name, LOG + SWAP)) is not None]
 
     @functools.cached_property
     def files(self) -> dict[str, list[str]]:
-        """Twenty digits -> names of the files that such a segment has."""
+        """Base offset, as twenty digits, to the names of the files of that segment."""
         found: dict[str, list[str]] = {}
         for name in self.names:
             if kind_of(name) and living_name(name) == name:
@@ -263,14 +283,16 @@ class _Look:
 
 @attrs.frozen
 class _FileContext:
-    """The partition around a segment. next_base: where the next segment begins, None for the active one. noted: the
-    notes and checkpoints of the log. swaps: where segments begin that a compaction is about to put in place.
-    is_rebuilt: whether opening the log rebuilds all files beside this segment's batches.
-    """
+    """The facts about a partition that the verdict on one segment needs."""
 
+    #: Base offset of the next segment, None for the active segment.
     next_base: int | None
+    #: Metadata files and checkpoints of the log.
     noted: Noted
+    #: Base offsets of segments that a compaction is about to put in place.
     swaps: list[int]
+    #: Whether opening the log rebuilds all other files of this segment from its
+    #: batches.
     is_rebuilt: bool
 
 
@@ -278,7 +300,7 @@ def _verify_partition(fs: FS, directory: str, *, only: str | None = None) -> Ite
     try:
         first = _Look.at(fs, directory)
     except FileNotFoundError:
-        return  # deleted meanwhile
+        return  # the partition was deleted
     known = set(first.bases)
     for base in first.bases:
         if only is None or only in first.files_of(base):
@@ -300,8 +322,10 @@ def _verify_partition(fs: FS, directory: str, *, only: str | None = None) -> Ite
 def _settled(
     fs: FS, directory: str, look: _Look, path: str, judge: Callable[[_Look], Iterable[Verdict]]
 ) -> list[Verdict]:
-    """What is to be said of the file at path, of a partition that may be changing: a verdict that is not "ok" holds if
-    names, notes and the file itself were the same before and after.
+    """Return the verdicts on the file at `path`, in a partition that may be changing.
+
+    A verdict other than "ok" counts only if names, metadata and the file itself were
+    the same before and after it.
     """
     found: list[Verdict] = []
     for _ in range(_LOOKS):
@@ -316,7 +340,9 @@ def _settled(
         if again == look and _identity(fs, path) == before:
             break
         look = again
-    else:  # the file changed during every check: it may be damaged, or its writer may have been at work
+    else:
+        # The file changed during every check. It may be damaged, or its writer was
+        # active.
         for at, one in enumerate(found):
             if one.status == "damaged":
                 detail = f"it went on changing while it was checked; the last time: {one.detail}"
@@ -332,7 +358,10 @@ def _identity(fs: FS, path: str) -> tuple[int, int] | None:
 
 
 def _verify_front(directory: str, look: _Look) -> Iterator[Verdict]:
-    """A verdict if the first segments are missing, or all."""
+    """Judge the front of the log.
+
+    The first segments, or all of them, may be missing.
+    """
     noted = look.noted
     bases = sorted([*look.bases, *look.swaps])
     if bases:
@@ -354,7 +383,7 @@ def _verify_front(directory: str, look: _Look) -> Iterator[Verdict]:
 
 
 def _verify_other(fs: FS, path: str, name: str, bases: set[int]) -> Verdict | None:
-    """Files that belong to no segment of the log."""
+    """Judge a file that belongs to no segment of the log."""
     if name == checkpoint.SEALS_HOLD:
         return None
     if name in PARTITION_FILES:
@@ -390,7 +419,7 @@ def _verify_other(fs: FS, path: str, name: str, bases: set[int]) -> Verdict | No
 
 
 def _verify_segment(fs: FS, directory: str, base: int, look: _Look) -> Iterator[Verdict]:
-    """Verdicts on a .log file and the files that go with it, from one walk."""
+    """Judge a .log file and the other files of its segment, in one walk."""
     names = look.files_of(base)
     place = look.place(base)
     checks: list[_Check] = []
@@ -401,7 +430,7 @@ def _verify_segment(fs: FS, directory: str, base: int, look: _Look) -> Iterator[
             try:
                 checks.append(kind(fs, os.path.join(directory, name), base, place))
             except LogNotFoundError:
-                pass  # went with its segment
+                pass  # deleted together with its segment
             except LogcoreError as error:
                 path = os.path.join(directory, name)
                 early.append(Verdict(path=path, kind=suffix[1:], status="damaged", detail=_reason(error)))
@@ -416,7 +445,10 @@ def _verify_segment(fs: FS, directory: str, base: int, look: _Look) -> Iterator[
 
 
 def _verify_seal(fs: FS, path: str, base: int, log_start: int) -> Verdict:
-    """Whether the segment is what was sealed, and the next one exists. A change meanwhile is not judged."""
+    """Check a segment against its seal, and that the next segment exists.
+
+    A difference does not count if the segment or the seal changed during the check.
+    """
     verdict = Verdict(path=path, kind=SEAL[1:], status="ok")
     directory = os.path.dirname(path)
     try:
@@ -453,15 +485,16 @@ class _Walked:
     reason: str = ""
     recovery_position: int | None = None
     has_gaps: bool = False
-    #: Opening the log neither accepts nor cuts what is bad.
+    #: Opening the log neither accepts nor cuts off the bad bytes.
     is_refused: bool = False
 
 
 def _verify_log(fs: FS, directory: str, base: int, place: _FileContext, checks: list[_Check]) -> Verdict:
     path = os.path.join(directory, file_name(base, LOG))
     try:
-        # The last segment is read, not mapped: its writer may truncate it, and a process that touches a lost page of a
-        # mapping is killed. Sealed segments do not change, and a walk over a mapping is one and a half times as fast.
+        # The last segment is read, not mapped: its writer may truncate it, and a
+        # process that touches a lost page of a mapping is killed. Sealed segments do
+        # not change, and a walk over a mapping is one and a half times as fast.
         growing = LogFile(fs, path)
         segment: LogFile | Segment
         if place.next_base is None:
@@ -507,10 +540,10 @@ def _walk(segment: Segment, place: _FileContext, checks: list[_Check]) -> _Walke
 
 
 def _in_order(facts: layout.Facts, walked: _Walked, base_offset: int, place: _FileContext) -> tuple[int, str]:
-    """(how many batches continue the log inside this segment's range, why the next one does not)."""
+    """Return how many batches continue the log in this segment, and the next one's fault."""
     dense_from = place.noted.gaps.dense_from
     if dense_from < order.NEVER:
-        dense_from = max(dense_from, place.noted.log_start)  # what was deleted is missing by right
+        dense_from = max(dense_from, place.noted.log_start)  # deleted offsets may be missing
     limit = order.reach(base_offset)
     if place.next_base is not None:
         limit = min(limit, place.next_base)
@@ -531,8 +564,11 @@ def _in_order(facts: layout.Facts, walked: _Walked, base_offset: int, place: _Fi
 
 
 def _count(segment: Segment, facts: layout.Facts, count: int, reason: str, walked: _Walked) -> tuple[int, str]:
-    """Counts the first batches and their records. (count, reason) as given, or cut to before a bad v0 or v1 entry: how
-    many records such an entry holds shows only when it is decoded."""
+    """Count the first batches and their records.
+
+    Returns (count, reason), or the values for the first bad v0 or v1 entry if there is
+    one. The number of records in such an entry is known only after decoding it.
+    """
     modern = facts["magic"] == 2
     for row in np.flatnonzero(~modern[:count]).tolist():
         try:
@@ -566,7 +602,8 @@ def _judge_log(segment: GrowingSegment, walked: _Walked, place: _FileContext) ->
         size_bytes=size,
     )
     is_active = place.next_base is None
-    # The recovery point says what was on disk. A log that ends below it has lost acknowledged records.
+    # All offsets below the recovery point were on disk. A log that ends below it has
+    # lost acknowledged records.
     lost = is_active and walked.end_offset < place.noted.recovery_point
     if position is None and not lost:
         if is_active or walked.end_offset == place.next_base:
@@ -575,10 +612,11 @@ def _judge_log(segment: GrowingSegment, walked: _Walked, place: _FileContext) ->
     if position is None:
         detail = f"the log ends at offset {walked.end_offset}, but up to {place.noted.recovery_point} it was on disk"
         return attrs.evolve(verdict, status="damaged", detail=detail, position=size, offset=walked.end_offset)
-    # The table of partition/recovery.py decides, as when the log is opened. Its writer may have cut the file meanwhile.
+    # The decision is that of partition/recovery.py, as when the log is opened. The
+    # writer may have truncated the file since it was walked.
     segment.refresh()
     only_zeros, next_batch_bytes = recovery.look_behind(cast(ActiveSegment, segment), position, walked.end_offset)
-    known = position  # up to there the bytes were on disk
+    known = position  # bytes below this position were on disk
     if lost:
         known = size + 1
     elif walked.recovery_position is not None:
@@ -603,7 +641,7 @@ def _judge_log(segment: GrowingSegment, walked: _Walked, place: _FileContext) ->
 
 
 def _judge_gap(segment: Segment, walked: _Walked, next_base: int, place: _FileContext) -> dict[str, Any]:
-    """The verdict on a segment that ends before the next one begins."""
+    """Judge a segment that ends before the next one begins."""
     gap = f"offsets {walked.end_offset} to {next_base - 1} lie in no segment"
     if next_base <= place.noted.log_start:
         return {"detail": f"{gap}: deleted"}
@@ -618,20 +656,23 @@ def _judge_gap(segment: Segment, walked: _Walked, next_base: int, place: _FileCo
 
 
 class _Check(Protocol):
-    """Facts about a file beside the .log, gathered during the walk over the .log."""
+    """A check of another file of the segment, fed by the walk over the .log file."""
 
     def __init__(self, fs: FS, path: str, base: int, place: _FileContext) -> None: ...
     def add(self, facts: layout.Facts) -> None:
-        """Takes in the next good batches of the segment."""
+        """Process the next good batches of the segment."""
 
     def finish(self, size: int | None) -> None:
-        """The walk is over; size: of the .log file, None when the walk did not reach its end."""
+        """End the check.
+
+        `size` is that of the .log file, None if the walk ended early.
+        """
 
     def verdict(self) -> Verdict: ...
 
 
 class _EntriesCheck:
-    """Common to the three index files: the entries, and the first thing that is wrong with them."""
+    """Common part of the three index checks: the entries, and their first fault."""
 
     kind = ""
     dtype: np.dtype[Any]
@@ -658,7 +699,10 @@ class _EntriesCheck:
         pass
 
     def fault(self, bad: npt.NDArray[np.bool_], reason: str, first: int = 0) -> None:
-        """Notes the first True of bad, whose element 0 is slot first, unless something was found before."""
+        """Record the first True of `bad` as the fault, unless there is one already.
+
+        Element 0 of `bad` is the entry `first`.
+        """
         if not self.reason and bad.any():
             self.slot = first + int(bad.argmax())
             self.reason = f"entry {self.slot}: {reason}"
@@ -684,7 +728,7 @@ class _EntriesCheck:
 
 
 class _IndexCheck(_EntriesCheck):
-    """.index: entries rise, and each points at a batch that lies at or before its offset."""
+    """.index: entries rise, and each points at a batch not above its offset."""
 
     kind = "index"
     dtype = OFFSET_ENTRY
@@ -716,8 +760,9 @@ class _IndexCheck(_EntriesCheck):
 
 
 class _TimeCheck(_EntriesCheck):
-    """.timeindex: entries rise, no record before an entry is newer than it says, a sealed one ends with the largest
-    time.
+    """.timeindex: entries rise, and no earlier record is newer than an entry.
+
+    The index of a sealed segment ends with the largest timestamp.
     """
 
     kind = "timeindex"
@@ -734,12 +779,14 @@ class _TimeCheck(_EntriesCheck):
 
     def add(self, facts: layout.Facts) -> None:
         if not self.reason and len(self.entries):
-            # A search for an entry's time starts at its offset, so no batch wholly before it may be newer.
+            # A search for an entry's time starts at its offset, so no batch wholly
+            # before it may be newer.
             largest = np.maximum(np.maximum.accumulate(facts["max_timestamp"]), self.largest)
             last = facts["last_offset"]
             first, stop = np.searchsorted(self.offsets, [int(self.end), int(last[-1]) + 1]).tolist()
-            # For each entry in the range of these batches: the last batch wholly before it, -1 if that was in an
-            # earlier call, and the largest timestamp up to the end of that batch.
+            # For each entry in the range of these batches: the last batch wholly before
+            # it, -1 if that was in an earlier call, and the largest timestamp up to the
+            # end of that batch.
             rows = np.searchsorted(last, self.offsets[first:stop]) - 1
             before = np.where(rows >= 0, largest[np.maximum(rows, 0)], self.largest)
             self.fault(before > self.timestamps[first:stop], "an older record has a larger timestamp", first)
@@ -761,10 +808,11 @@ class _TimeCheck(_EntriesCheck):
 
 
 class _TxnCheck(_EntriesCheck):
-    """.txnindex: aborted transactions that end in this segment, in the order of their markers.
+    """.txnindex: aborted transactions that end in this segment, in marker order.
 
-    A wrong one is damaged, not a warning: readers of committed data rely on it. The exception is that of the active
-    segment after a crash, which opening rebuilds.
+    A fault is damage and not a warning, because readers of committed data rely on the
+    index. The exception is the index of the active segment after a crash, which opening
+    rebuilds.
     """
 
     kind = "txnindex"
