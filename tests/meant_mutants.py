@@ -1968,8 +1968,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "half_sent_batch_goes_on", "logcore/shipping/forwarder.py",
-        "next one begins at what was delivered.\n            self._drop_sender()\n",
-        "next one begins at what was delivered.\n",
+        "offset.\n            self._drop_sender()\n",
+        "offset.\n",
         "shipping/test_forwarder.py",
     ),
     Mistake(

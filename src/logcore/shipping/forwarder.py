@@ -1,19 +1,24 @@
 """Ships topics of a local log to a remote Kafka cluster, in order per partition.
 
-    with logcore.open_dir("edge") as data, shipping.KafkaCluster("kafka:9092") as cluster:
+    with logcore.open_dir("edge") as data, shipping.KafkaCluster("kafka:9092") as
+    cluster:
         with shipping.Forwarder(data, cluster, topics=["orders"]) as forwarder:
             forwarder.run()
 
 Rules (clients reference 10.1):
-- One batch is under way at a time: read, shipped, settled. What is not settled is read again.
-- Exactly once: a batch is a transaction of the cluster, and the local offsets behind it are committed in it. After any
-  failure the sender is recreated, which ends what was left open, and the progress is read from the cluster.
-- At least once: the progress is a note in the directory, written when the deliveries were reported.
-- What is read is committed, and on disk where appends wait for the disk.
-- A partition that cannot go on stands still with an error, and the others go on.
+- One batch is in progress at a time. It is read, shipped and settled. A batch that was
+  not settled is read again.
+- Exactly once: a batch is a transaction of the cluster, which also commits the local
+  offset after the batch. After any failure the sender is recreated, which ends an open
+  transaction, and the progress is read from the cluster.
+- At least once: the progress is recorded in the directory, after the deliveries were
+  reported.
+- Only committed records are read. With a durability policy that waits for the disk,
+  they are on disk.
+- A partition that cannot continue stops with an error, and the others continue.
 
-step() does one piece of work in the thread of the caller. What follows from what is in planning.py; the client is
-in kafka.py.
+step() performs one step in the thread of the caller. planning.py makes the decisions;
+the client is in kafka.py.
 """
 
 from __future__ import annotations
@@ -63,25 +68,32 @@ from logcore.shipping.quarantine import Quarantine
 from logcore.shipping.remote import Batch, Outcome, Partition, Progress, Sender, TargetCluster
 from logcore.shipping.values import QUARANTINE, ForwardMetrics, ForwardOptions, ForwardSettings, State
 
-#: How often to look for new topics and partitions.
+#: Interval of the search for new topics and partitions.
 _LOOK_MS: Final = 1_000
-#: How often the progress is written to the registry while the cluster keeps it, and committed for the local group.
+#: Interval at which the progress is written to the registry if the cluster keeps it,
+#: and committed for the local group.
 _NOTE_MS: Final = 1_000
-#: How often all progress is committed again: clusters forget groups that commit nothing for a week.
+#: Interval at which all progress is committed again. Clusters delete groups that commit
+#: nothing for a week.
 _REFRESH_MS: Final = 3_600_000
-#: A batch that takes longer waits for the cluster: usually one takes some milliseconds.
+#: A batch that takes longer counts as waiting for the cluster. Usually a batch takes a
+#: few milliseconds.
 _SLOW_MS: Final = 2_000
 _FIRST_BACKOFF_MS: Final = 100
 _MOST_BACKOFF_MS: Final = 10_000
-#: The cluster aborts a transaction that was open for longer. Its error is the same as after a takeover.
+#: The cluster aborts a transaction that is open for longer. Its error is then the same
+#: as after a takeover.
 _TRANSACTION_TIMEOUT_MS: Final = 60_000
-#: In memory, beside key, value and headers.
+#: Size of a record in memory, in addition to key, value and headers.
 _RECORD_BYTES: Final = 64
 
 
 @attrs.define
 class _Under:
-    """The batch that is under way. size_bytes: of keys, values and headers."""
+    """The batch in progress.
+
+    `size_bytes` is the size of its keys, values and headers.
+    """
 
     batch: Batch
     size_bytes: int
@@ -100,10 +112,20 @@ class _Counts:
 
 
 class Forwarder:
-    """See the top of this module. A with block closes it; used by one thread.
+    """Ships topics to a cluster. See the top of this module.
 
-    logdir: may be open read-only, beside any writer. cluster: a KafkaCluster. options: see ForwardOptions. Raises
-    InvalidConfigError; ShippingError where another forwarder of this name keeps its progress in the directory.
+    A with block closes it. One thread may use it.
+
+    Args:
+        logdir: The local directory. It may be open read-only, while another process
+            writes.
+        cluster: A KafkaCluster.
+        options: See ForwardOptions.
+
+    Raises:
+        InvalidConfigError: An option is invalid.
+        ShippingError: Another forwarder of this name keeps its progress in the
+            directory.
     """
 
     def __init__(
@@ -115,7 +137,8 @@ class Forwarder:
         self._fs = fs
         self.group_id = f"logcore-forward-{logdir.cluster_id}"
         self.transactional_id = f"{self.group_id}-{self._settings.name}"
-        # With transactions the cluster keeps the progress, in the transaction of the records themselves.
+        # With transactions the cluster keeps the progress, as part of the transaction
+        # of the records.
         self._keeper: Keeper = "cluster"
         if self._settings.at_least_once:
             self._keeper = "directory"
@@ -129,21 +152,21 @@ class Forwarder:
                 "hold=True and on_error='quarantine' write to the directory, which was opened with read_only=True"
             )
         self._quarantine = Quarantine(logdir, f"forward-{self._settings.name}")
-        self._consumer: Any = None  # of the local group; made by the first _hold()
+        self._consumer: Any = None  # of the local group; created by the first _hold()
         self._lanes: dict[Partition, Lane] = {}  # by target
         self._sender: Sender | None = None  # None until connected, and after an error
         self._under: _Under | None = None
         self._counts = _Counts()
         self._state: State = "connecting"
         self._reason = ""
-        self._attempts = 0  # failed ones in a row
-        self._retry_ms = 0  # when to connect again
-        self._look_ms = 0  # when _look() is due, and likewise below
+        self._attempts = 0  # consecutive failed attempts
+        self._retry_ms = 0  # time of the next attempt to connect
+        self._look_ms = 0  # time at which _look() is due; the next two likewise
         self._note_ms = 0
         self._refresh_ms = fs.monotonic_ms() + _REFRESH_MS
         self._noted: dict[Partition, Progress] = {}  # of delivered records, to be written by _note()
         self._cluster_id = ""
-        self._turn = 0  # the lane that the next batch begins with
+        self._turn = 0  # index of the lane with which the next batch begins
         self._closed = False
         self._notes = Notes(fs, logdir.path, self._settings.name)
         try:
@@ -169,7 +192,10 @@ class Forwarder:
         return f"<Forwarder {self._settings.name} of {self._logdir.path}, {state}, {len(self._lanes)} partitions>"
 
     def close(self) -> None:
-        """Gives up the batch under way, writes its progress, and ends. Closing twice is fine."""
+        """Abandon the batch in progress, write the progress, and close.
+
+        Closing twice is allowed.
+        """
         if self._closed:
             return
         self._closed = True
@@ -184,12 +210,16 @@ class Forwarder:
     # -- work ----------------------------------------------------------------------------------------------------
 
     def run(self, *, until_end: bool = False, after_step: Callable[[], None] | None = None) -> None:
-        """Ships until an exception ends it, such as KeyboardInterrupt; until_end: until all present records are
-        shipped.
+        """Ship until an exception ends it, such as KeyboardInterrupt.
 
-        after_step: called after each step. Raises ProducerFencedError when another forwarder of this name has begun,
-        and the error of a partition when no other partition can go on; with until_end, after the others came to their
-        ends.
+        With `until_end`, it ends once all records that exist at the start are shipped.
+        `after_step` is called after each step.
+
+        Raises:
+            ProducerFencedError: Another forwarder of this name has started.
+            LogcoreError: A partition failed and no other one can continue. With
+                `until_end`, the error is raised after the other partitions have reached
+                their ends.
         """
         ends: dict[Partition, int] | None = None
         while True:
@@ -210,10 +240,16 @@ class Forwarder:
                 return
 
     def step(self, timeout_s: float = 0.1) -> int:
-        """One piece of work, of at most about timeout_s; returns how many records it has delivered.
+        """Perform one step of at most about `timeout_s`.
 
-        Raises ProducerFencedError, RemoteTopicError for topics that are missing in the cluster, and what reading the
-        directory raises. A cluster that is away is no error: the state is "waiting" then.
+        Returns the delivered record count.
+
+        If the cluster does not respond, nothing is raised, and the state is "waiting".
+
+        Raises:
+            ProducerFencedError: Another forwarder of this name has started.
+            RemoteTopicError: Topics are missing in the cluster.
+            LogcoreError: The directory cannot be read.
         """
         if self._closed:
             raise ProducerStateError("the forwarder is closed")
@@ -222,14 +258,16 @@ class Forwarder:
         except RemoteUnavailableError as error:
             self._lose(error)
         except ProducerFencedError as error:
-            # The cluster says the same of a transaction that it has aborted because it took too long.
+            # The cluster returns the same error for a transaction that it aborted
+            # because it took too long.
             if not self._took_too_long():
                 self.close()
                 raise self._fenced() from error
             self._lose(error)
         except BaseException:
-            # A batch may be half sent, also after Ctrl-C. Dropping the sender aborts it, or forgets its outcome: the
-            # next one begins at what was delivered.
+            # A batch may be sent in part, also after Ctrl-C. Closing the sender aborts
+            # the batch or discards its result. The next sender begins at the delivered
+            # offset.
             self._drop_sender()
             raise
         return 0
@@ -244,7 +282,7 @@ class Forwarder:
             self._look_ms = now_ms + _LOOK_MS
         if self._sender is None:
             self._sender = self._connected()
-        # One batch at a time: the next is read when this one has its outcome.
+        # One batch at a time: the next one is read after this one has its result.
         if self._under is None:
             self._under = self._read()
             if self._under is None:
@@ -261,7 +299,7 @@ class Forwarder:
         return self._settle(outcome)
 
     def _rest(self, timeout_s: float) -> None:
-        """Nothing is to be shipped now."""
+        """Update the state and wait, because there is nothing to ship now."""
         is_stopped = self._lanes and all(lane.failure is not None for lane in self._lanes.values())
         if is_stopped:
             self._state = "stopped"
@@ -273,7 +311,10 @@ class Forwarder:
         self._cluster.pause(timeout_s)
 
     def _lose(self, error: LogcoreError) -> None:
-        """Connects again later, and finds out then whether the batch under way counts."""
+        """Schedule a new connection.
+
+        The new sender finds out whether the batch in progress was committed.
+        """
         self._drop_sender()
         self._attempts += 1
         self._counts.retries += 1
@@ -286,14 +327,20 @@ class Forwarder:
         self._retry_ms = self._fs.monotonic_ms() + wait_ms
 
     def _drop_sender(self) -> None:
-        """Closes the sender. The next one begins at what is delivered by then."""
+        """Close the sender.
+
+        The next one begins at the offsets that are delivered by then.
+        """
         if self._sender is not None:
             self._sender.close()
             self._sender = None
         self._under = None
 
     def _took_too_long(self) -> bool:
-        """By both clocks: a machine that sleeps stops the steady one."""
+        """Whether the batch exceeded the transaction timeout, by either clock.
+
+        The monotonic clock stops while a machine sleeps.
+        """
         if self._under is None:
             return False
         steady_ms = self._fs.monotonic_ms() - self._under.began_ms
@@ -310,7 +357,7 @@ class Forwarder:
     # -- which partitions ----------------------------------------------------------------------------------------
 
     def _wanted(self) -> dict[str, str]:
-        """Local topic -> its name in the cluster."""
+        """Return the topics to ship: local name to the name in the cluster."""
         names = self._settings.topics
         if names is None:
             names = [name for name in self._logdir.topics() if not name.startswith("__")]
@@ -321,7 +368,12 @@ class Forwarder:
         return {name: rename(name) for name in names}
 
     def _check_names(self) -> None:
-        """Raises TopicNotFoundError, and InvalidConfigError where two topics would become one."""
+        """Check the names of the topics.
+
+        Raises:
+            TopicNotFoundError: A topic does not exist.
+            InvalidConfigError: Two topics have the same name in the cluster.
+        """
         wanted = self._wanted()
         for name in wanted:
             if name not in self._logdir:
@@ -336,7 +388,11 @@ class Forwarder:
                 )
 
     def _look(self) -> None:
-        """Adds lanes for partitions that are new. Raises RemoteTopicError where the cluster has no place for them."""
+        """Add lanes for new partitions.
+
+        Raises:
+            RemoteTopicError: The cluster lacks the topics or partitions.
+        """
         self._logdir.refresh()
         self._check_names()
         wanted = self._wanted()
@@ -351,9 +407,10 @@ class Forwarder:
         except RemoteTopicError as error:
             if not self._lanes:
                 raise
-            failure = error  # of the new partitions: the others go on
+            failure = error  # of the new partitions; the others continue
         if self._sender is not None:
-            # The progress of the new partitions is read with that of all others, when the next sender begins.
+            # The next sender reads the progress of the new partitions together with all
+            # others.
             self._drop_sender()
         for source in new:
             target = (wanted[source[0]], source[1])
@@ -378,11 +435,14 @@ class Forwarder:
                 found=found,
             )
 
-    # -- where to begin ------------------------------------------------------------------------------------------
+    # -- first offsets -----------------------------------------------------------------------------------------------
 
     def _connected(self) -> Sender:
-        """A new sender, and every lane at what is delivered. With transactions the sender is made first, and asked for
-        the progress then: making it ends an open transaction, so that the answer does not change any more.
+        """Return a new sender, and place every lane at its delivered offset.
+
+        With transactions the sender is created first and the progress is read after
+        that. Creating the sender ends an open transaction, so the progress cannot
+        change any more.
         """
         if not self._attempts:
             self._state = "connecting"
@@ -406,7 +466,12 @@ class Forwarder:
         return sender
 
     def _read_note(self) -> Note:
-        """Raises ShippingError where it is about another cluster: its progress means nothing here."""
+        """Return the recorded progress of this forwarder.
+
+        Raises:
+            ShippingError: It is that of another cluster, and does not apply to this
+                one.
+        """
         if not self._cluster_id:
             self._cluster_id = self._cluster.cluster_id()
         note = self._notes.read()
@@ -430,10 +495,11 @@ class Forwarder:
                 self._check(log, progress)
         except ResourceError:
             raise
-        except LogcoreError as error:  # another log, damaged, or deleted: the others go on
+        except LogcoreError as error:  # another log, damaged or deleted; the others continue
             self._stop(lane, error)
             return
-        # A cluster forgets the progress of a group after a week. This forwarder knows what it has delivered itself.
+        # A cluster deletes the progress of a group after a week. This forwarder then
+        # uses its own delivered offset.
         before = committed
         if lane.is_placed and committed is None:
             before = lane.delivered
@@ -449,7 +515,11 @@ class Forwarder:
             self._noted[lane.target] = progress
 
     def _check(self, log: Log, progress: Progress) -> None:
-        """Raises DivergedError where the log holds another record than the last one that was shipped of it."""
+        """Check that the log still holds the last shipped record.
+
+        Raises:
+            DivergedError: It holds another record at that offset.
+        """
         offset = witnessed_offset(progress.witness)
         if offset is None or not log.log_start_offset <= offset < log.high_watermark:
             return
@@ -459,7 +529,7 @@ class Forwarder:
         check_witness(progress.witness, found, is_compacted=log.config.is_compacted)
 
     def _decided(self, lane: Lane, log: Log, committed: int | None, noted: int | None) -> Begin | None:
-        """The place to go on from, None if the partition was stopped."""
+        """Return the offset to continue at, None if the partition was stopped."""
         known = Known(committed=committed, noted=noted, log_start=log.log_start_offset, log_end=log.high_watermark)
         decided = resume(known, on_gap=self._settings.on_gap, on_lost=self._settings.on_lost)
         if isinstance(decided, Stop):
@@ -478,7 +548,12 @@ class Forwarder:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def _log(self, lane: Lane) -> Log:
-        """Raises DivergedError if the topic was deleted and created again: its offsets are not those shipped so far."""
+        """Return the log of a lane, after checking the topic id.
+
+        Raises:
+            DivergedError: The topic was deleted and created again, so the shipped
+                offsets are those of another log.
+        """
         topic_id = str(self._logdir.topic_id(lane.source[0]))
         log = self._logdir.partition(*lane.source)
         if lane.delivered and lane.topic_id not in ("", topic_id):
@@ -498,7 +573,10 @@ class Forwarder:
         return log.last_stable_offset
 
     def _read(self) -> _Under | None:
-        """The next batch, of all partitions in turn; None when there is nothing to ship."""
+        """Read the next batch, of all partitions in turn.
+
+        Returns None if it is empty.
+        """
         began_ms = self._fs.monotonic_ms()
         lanes = [lane for lane in self._lanes.values() if lane.failure is None]
         reading = _Reading(self._settings.max_records, self._settings.batch_bytes)
@@ -508,12 +586,13 @@ class Forwarder:
                 self._read_lane(lane, reading)
             except (RemoteUnavailableError, ResourceError):
                 raise
-            except LogcoreError as error:  # damage, or a log that is gone: the others go on
+            except LogcoreError as error:  # a damaged or deleted log; the others continue
                 self._stop(lane, error)
             if reading.is_full or self._fs.monotonic_ms() - began_ms >= self._settings.max_ms:
                 break
         self._turn += 1
-        # Progress without records: of offsets that were left out, and of all lanes from time to time.
+        # Progress without records: for offsets that were left out, and periodically for
+        # all lanes.
         is_due = began_ms >= self._refresh_ms
         owing = [lane for lane in lanes if lane.owes or (is_due and lane.delivered)]
         progress = {lane.target: Progress(lane.delivered, lane.witness) for lane in owing} | reading.progress
@@ -526,7 +605,8 @@ class Forwarder:
 
     def _read_lane(self, lane: Lane, reading: _Reading) -> None:
         log = self._log(lane)
-        # Retention has deleted records before they were shipped, or the log was truncated or made again.
+        # Retention deleted records before they were shipped, or the log was truncated
+        # or recreated.
         if not log.log_start_offset <= lane.position <= log.high_watermark:
             begin = self._decided(lane, log, lane.delivered, None)
             if begin is None:
@@ -539,7 +619,7 @@ class Forwarder:
         try:
             records = log.read(lane.position, end, isolation="read_committed")
         except OffsetOutOfRangeError:
-            return  # deleted just now; the next look decides what that means
+            return  # deleted just now; the next step decides how to continue
         position = reading.take(lane, records, end)
         if lane.target in reading.records:
             lane.read_to(position)
@@ -549,7 +629,10 @@ class Forwarder:
     # -- settling ------------------------------------------------------------------------------------------------
 
     def _settle(self, outcome: Outcome) -> int:
-        """Takes in the outcome of the batch under way; returns how many records are delivered."""
+        """Process the result of the batch in progress.
+
+        Returns the delivered record count.
+        """
         under = self._under
         assert under is not None
         batch = under.batch
@@ -558,7 +641,7 @@ class Forwarder:
         for target, records in batch.records.items():
             done = outcome.delivered.get(target, self._lanes[target].delivered)
             left = [record for record in records if record.offset >= done]
-            count = len(records) - len(left)  # delivered ones, which come first
+            count = len(records) - len(left)  # delivered records come first
             delivered += count
             undelivered[target] = left
             if count:
@@ -608,7 +691,7 @@ class Forwarder:
         lane.owes = True
 
     def _note(self, *, is_due: bool = False, is_last: bool = False) -> None:
-        """Writes the progress, for the next forwarder and for local retention."""
+        """Write the progress, for the next forwarder and for local retention."""
         now_ms = self._fs.monotonic_ms()
         if not is_due and not is_last and now_ms < self._note_ms:
             return
@@ -627,7 +710,7 @@ class Forwarder:
             self._hold()
 
     def _hold(self) -> None:
-        """Commits the progress of the local group, so that retention may delete delivered records."""
+        """Commit the progress of the local group. Retention may then delete records."""
         if not self._holds:
             return
         if self._consumer is None:
@@ -637,10 +720,13 @@ class Forwarder:
         with contextlib.suppress(ResourceError):  # it is committed again in a second
             self._consumer.commit({lane.source: lane.delivered for lane in lanes})
 
-    # -- telling -------------------------------------------------------------------------------------------------
+    # -- metrics -----------------------------------------------------------------------------------------------------
 
     def metrics(self) -> ForwardMetrics:
-        """How far it is now; see there. Looks at the ends of the partitions."""
+        """Return the current metrics; see ForwardMetrics.
+
+        Reads the ends of the partitions.
+        """
         lag_records = 0
         lag_bytes = 0
         oldest_ms: int | None = None
@@ -682,7 +768,7 @@ class Forwarder:
 
 @attrs.define
 class _Reading:
-    """A batch that is being read."""
+    """A batch that is being assembled."""
 
     room_records: int
     room_bytes: int
@@ -692,7 +778,10 @@ class _Reading:
     is_full: bool = False
 
     def take(self, lane: Lane, records: Iterable[Record], end: int) -> int:
-        """Takes records as far as there is room, at least one into an empty batch; returns the offset behind them."""
+        """Add records while there is room. Returns the offset after them.
+
+        An empty batch takes at least one record.
+        """
         taken: list[Record] = []
         position = end
         for record in records:
@@ -724,7 +813,7 @@ def _size(record: Record) -> int:
 
 
 def _bytes_behind(log: LogReader, offset: int) -> int:
-    """Bytes in the files of a log from the batch that holds offset on."""
+    """Return the size of the log files from the batch that contains `offset` on."""
     segments = segments_between(log, offset, log.high_watermark)
     total = sum(segment.size_bytes for segment in segments)
     if segments:

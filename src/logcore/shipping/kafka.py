@@ -1,13 +1,18 @@
-"""A remote cluster over confluent-kafka (librdkafka), which handles TLS, SASL, leaders and retries.
+"""A remote cluster, accessed with confluent-kafka (librdkafka).
+
+librdkafka handles TLS, SASL, leaders and retries.
 
 Rules:
-- Only this module classifies the client's errors: the cluster cannot be reached, another producer has the transactional
-  id, a record is refused, a partition is refused, the transaction can only be aborted.
+- Only this module classifies the client's errors: the cluster cannot be reached,
+  another producer has the transactional id, a record is refused, a partition is
+  refused, the transaction can only be aborted.
 - Every call has a time limit. The caller repeats a call that reached it, or gives up.
 - Calls run in the thread of the caller, delivery reports too.
-- librdkafka stamps a record without a time, or of the time 0, with its own clock. All other times are kept.
+- librdkafka stamps a record without a time, or of the time 0, with its own clock. All
+  other times are kept.
 
-confluent-kafka is imported when a cluster is made. This module decides nothing about progress.
+confluent-kafka is imported when a cluster is made. This module decides nothing about
+progress.
 """
 
 from __future__ import annotations
@@ -43,7 +48,8 @@ from logcore.shipping.remote import (
 _PATIENCE_S: Final = 10.0
 #: How long a call that ends a sender may take.
 _ENDING_S: Final = 2.0
-#: The largest message size that librdkafka allows, because the remote topic decides which record is too large.
+#: The largest message size that librdkafka allows, because the remote topic decides
+#: which record is too large.
 _LARGEST_MESSAGE_BYTES: Final = 1_000_000_000
 #: How long a transaction may make no progress before its sender is replaced.
 _SILENCE_S: Final = 10.0
@@ -71,7 +77,8 @@ _FAILING: Final = (
     "POLICY_VIOLATION",
     "INVALID_REQUIRED_ACKS",
 )
-#: The position of a consumer is outside the offsets of the partition, or the partition does not exist.
+#: The position of a consumer is outside the offsets of the partition, or the partition
+#: does not exist.
 _LOSING: Final = (
     "_AUTO_OFFSET_RESET",
     "OFFSET_OUT_OF_RANGE",
@@ -105,7 +112,10 @@ def _client() -> Any:
 
 
 def _journal() -> logging.Logger:
-    """The logger for librdkafka. Its important errors are raised too, so it prints nothing unless a handler is set."""
+    """The logger for librdkafka.
+
+    Its important errors are raised too, so it prints nothing unless a handler is set.
+    """
     journal = logging.getLogger("logcore.shipping.librdkafka")
     if not journal.handlers:
         journal.addHandler(logging.NullHandler())
@@ -113,19 +123,23 @@ def _journal() -> logging.Logger:
 
 
 class KafkaCluster:
-    """A Kafka cluster to ship to, or to mirror from. Made by its address; a with block closes it.
+    """A Kafka cluster to ship to, or to mirror from.
 
-    bootstrap_servers: as clients take it, "host:port,host:port". config: more settings of librdkafka, such as those of
-    TLS and SASL. They override ours, except the settings that the guarantees depend on. Raises MissingDependencyError,
-    and InvalidConfigError for a setting that librdkafka refuses. Nothing is connected before it is needed.
+    Made by its address; a with block closes it.
+
+    bootstrap_servers: as clients take it, "host:port,host:port". config: more settings
+    of librdkafka, such as those of TLS and SASL. They override ours, except the
+    settings that the guarantees depend on. Raises MissingDependencyError, and
+    InvalidConfigError for a setting that librdkafka refuses. Nothing is connected
+    before it is needed.
     """
 
     def __init__(self, bootstrap_servers: str, config: Mapping[str, object] | None = None) -> None:
         self._kafka = _client()
         self.bootstrap_servers = bootstrap_servers
         self._given = dict(config or {})
-        self._said = ""  # what the client reported last
-        self._is_down = False  # no broker could be reached, and nothing came since
+        self._said = ""  # last message of the client
+        self._is_down = False  # no broker could be reached since the last success
         self._admin_client: Any = None
         self._readers: dict[str, Any] = {}  # by group
         self._fetching: Any = None
@@ -150,7 +164,11 @@ class KafkaCluster:
         self._admin_client = None
 
     def _config(self, **fixed: object) -> dict[str, object]:
-        """Settings of a client. fixed: with `_` for `.`; the guarantees depend on these, so they override users'."""
+        """Return the settings of a client.
+
+        `fixed` has `_` in place of `.`. The guarantees depend on these settings, so
+        they override those of the user.
+        """
         config: dict[str, object] = {
             "bootstrap.servers": self.bootstrap_servers,
             "error_cb": self._note,
@@ -199,7 +217,11 @@ class KafkaCluster:
     # -- to ship to ----------------------------------------------------------------------------------------------
 
     def partition_counts(self, topics: Collection[str]) -> dict[str, int]:
-        """See TargetCluster. Asks for all topics, because a cluster may create a topic that is asked for by name."""
+        """See TargetCluster.
+
+        Asks for all topics, because a cluster may create a topic that is asked for by
+        name.
+        """
         try:
             found = self._admin().list_topics(timeout=_PATIENCE_S).topics
         except self._kafka.KafkaException as error:
@@ -229,7 +251,11 @@ class KafkaCluster:
                 raise RemoteTopicError(f"topic {name!r} could not be made: {_text(error)}") from error
 
     def committed(self, group_id: str, partitions: Collection[Partition]) -> dict[Partition, Progress]:
-        """See TargetCluster. Offsets of an ending transaction are waited for, by the isolation level of the reader."""
+        """See TargetCluster.
+
+        Offsets of an ending transaction are waited for, by the isolation level of the
+        reader.
+        """
         wanted = [self._kafka.TopicPartition(topic, number) for topic, number in partitions]
         if not wanted:
             return {}
@@ -245,8 +271,9 @@ class KafkaCluster:
         }
 
     def reader(self, group_id: str) -> Any:
-        """A consumer of a group that reads no records: it serves for committed offsets and for the group's metadata in
-        transactions.
+        """Return a consumer of a group that reads no records.
+
+        It serves for committed offsets, and for the group's metadata in transactions.
         """
         if group_id not in self._readers:
             fixed = self._config(group_id=group_id, enable_auto_commit=False, isolation_level="read_committed")
@@ -258,8 +285,9 @@ class KafkaCluster:
         config = self._config(
             transactional_id=transactional_id,
             transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
-            # After a new bootstrap send_offsets_to_transaction() may wait for ever for a broker that was dropped
-            # (librdkafka issue 5456). A sender that gets no answer is replaced as a whole.
+            # After a new bootstrap send_offsets_to_transaction() may wait indefinitely
+            # for a broker that was dropped (librdkafka issue 5456). A sender that gets
+            # no answer is replaced as a whole.
             metadata_recovery_strategy="none",
             message_max_bytes=_LARGEST_MESSAGE_BYTES,
         )
@@ -271,11 +299,13 @@ class KafkaCluster:
         return _TransactionalSender(self, producer, transactional_id, group_id)
 
     def plain_sender(self) -> Sender:
-        """See TargetCluster. Records wait in the client while the cluster cannot be reached: a record that timed out
-        would have to be sent again, and might be stored twice.
+        """See TargetCluster.
 
-        The gapless guarantee: records behind a failed record are not sent, because repeating that record afterwards
-        would change the order.
+        Records wait in the client while the cluster cannot be reached: a record that
+        timed out would have to be sent again, and might be stored twice.
+
+        The gapless guarantee: records after a failed record are not sent, because
+        repeating that record afterwards would change the order.
         """
         config = self._config(
             enable_idempotence=True,
@@ -306,7 +336,10 @@ class KafkaCluster:
         return found
 
     def _is_compacted(self, topic: str) -> bool:
-        """Whether a topic is compacted. True if the cluster does not allow the question: gaps are then no error."""
+        """Whether a topic is compacted.
+
+        True if the cluster does not allow the question: gaps are then no error.
+        """
         from confluent_kafka import admin
 
         kind: Any = admin
@@ -452,7 +485,10 @@ class _PlainSender:
             self._report(one, record.offset, error.args[0])
 
     def _report(self, one: Partition, offset: int, error: Any) -> None:
-        """Notes a delivery report. Those of a partition come in order; those behind an error do not count."""
+        """Notes a delivery report.
+
+        Those of a partition come in order; those after an error do not count.
+        """
         is_broken = one in self._refused or one in self._failed
         if error is None and not is_broken:
             self._delivered[one] = offset + 1
@@ -467,7 +503,8 @@ class _PlainSender:
     def wait(self, timeout_s: float) -> Outcome | None:
         if self._left(timeout_s):
             return None
-        # The progress of a batch may lie above its last record: the offsets between need no shipping.
+        # The progress of a batch may be above its last record, because the offsets
+        # between need no shipping.
         for one, progress in self._batch.progress.items():
             if self._counts.get(one, 0) == len(self._batch.records.get(one, ())):
                 self._delivered[one] = progress.offset
@@ -504,7 +541,9 @@ class _TransactionalSender(_PlainSender):
         self._silent_s = 0.0
 
     def _silent(self, timeout_s: float) -> None:
-        """Counts time without progress. After _SILENCE_S it raises: a new sender with the same id aborts the
+        """Counts time without progress.
+
+        After _SILENCE_S it raises: a new sender with the same id aborts the
         transaction.
         """
         self._silent_s += timeout_s
@@ -534,7 +573,8 @@ class _TransactionalSender(_PlainSender):
             if self._refused or self._failed:
                 self._producer.abort_transaction(_PATIENCE_S)
                 return Outcome({}, dict(self._refused), dict(self._failed))
-            # After any other error of a record the two calls below raise: the transaction can only be aborted.
+            # After any other error of a record the two calls below raise: the
+            # transaction can only be aborted.
             if not self._has_offsets:
                 offsets = [self._kafka.TopicPartition(*one, *its) for one, its in self._batch.progress.items()]
                 group = self._cluster.reader(self._group_id).consumer_group_metadata()
@@ -549,9 +589,13 @@ class _TransactionalSender(_PlainSender):
         return Outcome({one: progress.offset for one, progress in self._batch.progress.items()})
 
     def close(self) -> None:
-        """Aborts an open transaction if that is quick; otherwise the next sender of the id or its timeout does it."""
+        """Abort an open transaction if that is quick.
+
+        The next sender of the id would do it too.
+        """
         super().close()
-        # It fails if no transaction is open, the cluster cannot be reached, or another forwarder has the id.
+        # It fails if no transaction is open, the cluster cannot be reached, or another
+        # forwarder has the id.
         with contextlib.suppress(self._kafka.KafkaException):
             self._producer.abort_transaction(_ENDING_S)
 
@@ -569,7 +613,7 @@ def _record(message: Any) -> RemoteRecord:
 
 
 def _topic_id(given: Any) -> str:
-    """Kafka's id of a topic as text; empty if there is none, or if it is the id of zeros."""
+    """Return Kafka's id of a topic as text, empty if it has none or the zero id."""
     if given is None:
         return ""
     most = given.get_most_significant_bits()

@@ -1,17 +1,24 @@
-"""Mirrors topics of a remote Kafka cluster into a local directory, with their offsets or with new ones.
+"""Mirrors topics of a remote Kafka cluster into a local directory.
 
-    with logcore.open_dir("copy", create=True) as data, shipping.KafkaCluster("kafka:9092") as cluster:
-        with shipping.Mirror(data, cluster, topics=["orders"], offsets="keep") as mirror:
+The local records have the offsets of the cluster or new ones.
+
+    with logcore.open_dir("copy", create=True) as data,
+    shipping.KafkaCluster("kafka:9092") as cluster:
+        with shipping.Mirror(data, cluster, topics=["orders"], offsets="keep") as
+        mirror:
             mirror.run()
 
 Rules (clients reference 10.2):
-- keep: batches are stored with the offsets and leader epochs that they have in the cluster. The only progress is the
-  local log end, so no record can be stored twice or left out.
-- new: records and the progress are in one local transaction. The progress is stored as offsets of a local group.
+- keep: batches are stored with the offsets and leader epochs that they have in the
+  cluster. The only progress is the local log end, so no record can be stored twice or
+  left out.
+- new: records and the progress are in one local transaction. The progress is stored as
+  offsets of a local group.
 - Committed records are mirrored. Every skip is reported: mirroring.py has the table.
 - A partition that cannot continue stops with an error, and the others continue.
 
-step() does one piece of work in the thread of the caller. mirroring.py decides; the client is in kafka.py.
+step() does one piece of work in the thread of the caller. mirroring.py decides; the
+client is in kafka.py.
 """
 
 from __future__ import annotations
@@ -54,12 +61,14 @@ from logcore.shipping.quarantine import Quarantine
 from logcore.shipping.remote import Fetched, Partition, RemoteRecord, RemoteSpan, RemoteTopic, SourceCluster
 from logcore.shipping.values import MirrorMetrics, MirrorOptions, MirrorSettings, State
 
-#: How often to look for added partitions, ask for ends and copy the offsets of groups.
+#: Interval at which partitions are listed, ends are read and offsets of groups are
+#: copied.
 _LOOK_MS: Final = 5_000
 _FIRST_BACKOFF_MS: Final = 100
 _MOST_BACKOFF_MS: Final = 10_000
 _REFUSING: Final = (InvalidRecordError, RecordTooLargeError)
-#: How many offsets at our end are compared with the cluster's before a partition goes on.
+#: How many offsets at our end are compared with the cluster's before a partition goes
+#: on.
 _COMPARED: Final = 16
 #: How long to wait for one record that is fetched alone.
 _ONE_RECORD_S: Final = 10.0
@@ -67,10 +76,15 @@ _ONE_RECORD_S: Final = 10.0
 
 @attrs.define(kw_only=True)
 class _Lane:
-    """One partition that is mirrored. source, target: its name in the cluster, and here. position: the next offset to
-    store; None until _place_all() has decided it. fetch_at: the next offset to fetch. It is below position until our
-    last records, own, have been compared. span: the offsets of the source when it was asked last. reached: the end of
-    the offsets that were read.
+    """One mirrored partition.
+
+    Attributes:
+        source, target: Its name in the cluster, and the local one.
+        position: The next offset to store, None until _place_all() has decided it.
+        fetch_at: The next offset to fetch. It is below `position` until our last
+            records, `own`, have been compared.
+        span: The offsets of the source when they were last requested.
+        reached: The end of the offsets that were read.
     """
 
     source: Partition
@@ -100,7 +114,8 @@ class _Lane:
 class Mirror:
     """See the top of this module. A with block closes it; used by one thread.
 
-    logdir: open for writing. cluster: a KafkaCluster. options: see MirrorOptions. Raises InvalidConfigError.
+    logdir: open for writing. cluster: a KafkaCluster. options: see MirrorOptions.
+        Raises InvalidConfigError.
     """
 
     def __init__(
@@ -147,7 +162,11 @@ class Mirror:
         return f"<Mirror {self._settings.name} into {self._logdir.path}, {state}, {len(self._lanes)} partitions>"
 
     def close(self) -> None:
-        """Ends the mirror. The next one fetches the records again that were not stored. Closing twice is fine."""
+        """Ends the mirror.
+
+        The next one fetches the records again that were not stored. Closing twice is
+        fine.
+        """
         if self._closed:
             return
         self._closed = True
@@ -157,17 +176,21 @@ class Mirror:
 
     @property
     def group_id(self) -> str:
-        """The id of the local group that stores the progress with offsets="new"; known once the mirror is connected."""
+        """The local group of the progress with offsets="new", known once connected."""
         return f"logcore-mirror-{self._cluster_id}-{self._settings.name}"
 
     # -- work ----------------------------------------------------------------------------------------------------
 
     def run(self, *, until_end: bool = False, after_step: Callable[[], None] | None = None) -> None:
-        """Mirrors until an exception ends it, such as KeyboardInterrupt; until_end: until all present records are
-        mirrored.
+        """Mirror until an exception ends it, such as KeyboardInterrupt.
 
-        after_step: called after each step. Raises the error of a partition when no other partition can go on; with
-        until_end, after the others came to their ends.
+        With `until_end`, it ends once all present records are mirrored. `after_step` is
+        called after each step.
+
+        Raises:
+            LogcoreError: A partition failed and no other one can continue. With
+                `until_end`, the error is raised after the other partitions have reached
+                their ends.
         """
         ends: dict[Partition, int] | None = None
         while True:
@@ -189,11 +212,17 @@ class Mirror:
                 return
 
     def step(self, timeout_s: float = 0.1) -> int:
-        """Does one piece of work, of at most about timeout_s; returns how many records it has stored.
+        """Perform one step of at most about `timeout_s`.
 
-        Raises RemoteTopicError for missing topics, DivergedError for a topic that was deleted and created again, and
-        the errors of writing to the directory. A cluster that cannot be reached is no error: the state becomes
+        Returns the stored record count.
+
+        If the cluster cannot be reached, nothing is raised, and the state becomes
         "waiting".
+
+        Raises:
+            RemoteTopicError: Topics are missing in the cluster.
+            DivergedError: A topic was deleted and created again.
+            LogcoreError: The directory cannot be written.
         """
         if self._closed:
             raise ProducerStateError("the mirror is closed")
@@ -210,7 +239,7 @@ class Mirror:
         return 0
 
     def _forget(self) -> None:
-        """Forgets all positions, since fetched batches may not have been stored: _place_all() decides them again."""
+        """Reset all positions, because fetched batches may not have been stored."""
         self._end_producer()
         for lane in self._lanes.values():
             lane.position = None
@@ -254,7 +283,7 @@ class Mirror:
         return self._store(found)
 
     def _lose(self, error: LogcoreError) -> None:
-        """After an error that may pass: waits, and then starts from the positions on disk."""
+        """Wait after a transient error, and restart from the positions on disk."""
         self._forget()
         self._attempts += 1
         self._retry_count += 1
@@ -274,7 +303,7 @@ class Mirror:
         return self._settings.rename(name)
 
     def _check_names(self) -> None:
-        """Raises InvalidConfigError if two topics would be mirrored to one with their own offsets."""
+        """Raise InvalidConfigError if offsets="keep" would mix topics in one log."""
         targets = [self._target(name) for name in self._settings.topics]
         if self._keeps and len(set(targets)) < len(targets):
             raise InvalidConfigError(
@@ -282,7 +311,7 @@ class Mirror:
             )
 
     def _look(self) -> None:
-        """Adds lanes for new partitions, and checks that the topics are still the same ones."""
+        """Add lanes for new partitions. Checks that the topics were not recreated."""
         if not self._cluster_id:
             self._cluster_id = self._cluster.cluster_id()
         topics = self._cluster.topics(self._settings.topics)
@@ -306,7 +335,9 @@ class Mirror:
         self._copy_groups()
 
     def _make(self, target: str, topic: RemoteTopic, source_id: str) -> None:
-        """Creates the local topic, or adds partitions to it. Raises DivergedError if it is no mirror, or a mirror of
+        """Creates the local topic, or adds partitions to it.
+
+        Raises DivergedError if it is no mirror, or a mirror of
         another topic, or of an older topic with the same name.
         """
         if target not in self._logdir:
@@ -325,7 +356,7 @@ class Mirror:
         if len(self._logdir.partitions(target)) < topic.partitions:
             self._logdir.add_partitions(target, topic.partitions)
 
-    # -- where to go on ------------------------------------------------------------------------------------------
+    # -- positions -----------------------------------------------------------------------------------------------
 
     def _place_all(self) -> None:
         waiting = [lane for lane in self._lanes.values() if lane.position is None and lane.failure is None]
@@ -374,7 +405,10 @@ class Mirror:
             lane.fetch_at = min(lane.own, default=decided.offset)
 
     def _checked(self, lane: _Lane, fetched: Fetched) -> Sequence[RemoteRecord]:
-        """The records to store. Those below the position are compared with ours first."""
+        """The records to store.
+
+        Those below the position are compared with ours first.
+        """
         records = fetched.records.get(lane.source, ())
         position = lane.position or 0
         if records:
@@ -407,7 +441,7 @@ class Mirror:
         start = max(log.log_start_offset, lane.span.log_start)
         end = max(start, min(log.log_end_offset, lane.span.log_end))
         cut = mirroring.common_end(start, end, lambda offset: self._is_same_at(lane, log, offset))
-        if cut >= log.log_end_offset:  # our log begins behind the end of the source: no truncation makes them equal
+        if cut >= log.log_end_offset:  # our log begins above the end of the source: no truncation makes them equal
             self._stop(lane, error)
             return
         question = f"cut {lane.target[0]}-{lane.target[1]} from offset {log.log_end_offset} to {cut}?"
@@ -471,13 +505,17 @@ class Mirror:
         first = records[0].record.offset
         epoch = records[0].leader_epoch
         if log.log_end_offset == 0 and first > log_start:
-            # Compaction may have removed the first records. An empty batch in their place makes the log begin where the
-            # source begins: otherwise it would begin above offsets that consumers may have committed.
+            # Compaction may have removed the first records. An empty batch in their
+            # place makes the log begin where the source begins: otherwise it would
+            # begin above offsets that consumers may have committed.
             data = empty_batch(log_start, first - 1, max(0, epoch)) + data
         log.append_as_follower(data)
 
     def _refused(self, lane: _Lane, record: Record, error: LogcoreError) -> bool:
-        """Whether to continue behind a record that cannot be stored here: it is in the quarantine then."""
+        """Quarantine a record that cannot be stored here.
+
+        Returns whether to continue.
+        """
         if self._settings.on_error == "fail":
             told = RecordRefusedError(
                 f"a record of {lane.source[0]}-{lane.source[1]} cannot be stored here: {error}. Change the settings of "
@@ -519,7 +557,9 @@ class Mirror:
         return {(topic, number): one for topic, rows in topics.items() for number, one in rows.items()}
 
     def _store_new(self, found: Mapping[Partition, Sequence[RemoteRecord]]) -> int:
-        """Stores records and progress of all partitions in one transaction. After any failure _place_all() decides all
+        """Stores records and progress of all partitions in one transaction.
+
+        After any failure _place_all() decides all
         positions again.
         """
         self._begin_producer()
@@ -531,7 +571,9 @@ class Mirror:
         return sum(map(len, found.values()))
 
     def _in_transaction(self, found: Mapping[Partition, Sequence[RemoteRecord]]) -> LogcoreError | None:
-        """Stores records and progress in one transaction. Returns the error if a record is refused; then nothing is
+        """Stores records and progress in one transaction.
+
+        Returns the error if a record is refused; then nothing is
         stored.
         """
         producer = self._producer
@@ -570,7 +612,9 @@ class Mirror:
     # -- groups --------------------------------------------------------------------------------------------------
 
     def _copy_groups(self) -> None:
-        """Copies the committed offsets of groups of the cluster. This needs offsets="keep": there the same offset means
+        """Copies the committed offsets of groups of the cluster.
+
+        This needs offsets="keep": there the same offset means
         the same record here.
         """
         for group_id in self._settings.groups:

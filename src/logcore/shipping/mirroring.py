@@ -1,20 +1,22 @@
-"""Decides how a mirror goes on: pure functions over offsets and records.
+"""Plans how a mirror continues: pure functions over offsets and records.
 
 | the remote partition                       | then                                                            |
 |--------------------------------------------|-----------------------------------------------------------------|
-| holds our end, or begins or ends there     | go on at our end; a gap before the next record is legal         |
-| begins above our end: retention passed us  | stop, or go on at its start (on_gap="skip")                     |
-| ends below our end, or holds other records | diverged: stop, or cut our log (on_divergence="truncate")       |
+| holds our end, or begins or ends there     | continue at our end; a gap before the next record is legal      |
+| begins above our end, because of retention | stop, or continue at its start (on_gap="skip")                  |
+| ends below our end, or holds other records | diverged: stop, or truncate our log (on_divergence="truncate")  |
 | belongs to another topic of that name      | stop                                                            |
 
 Rules:
-- Our last records are fetched once more when a partition is placed, and compared. So a remote log that lost its end and
-  grew again is told from one that only grew.
-- A record of ours may be missing there if its log is compacted, else not. A record there below our end that is not ours
-  is one that we have never seen.
-- Batches hold neighbouring offsets of one leader epoch, so a gap or a new epoch begins a batch.
+- When a partition is placed, the last records of our log are fetched once more and
+  compared. This detects a remote log that lost its end and has grown again.
+- A record of ours may be missing in the remote log only if that log is compacted. A
+  remote record below our end that is missing here is a new record, which means that the
+  logs diverged.
+- A batch holds consecutive offsets of one leader epoch, so a gap or a new epoch begins
+  a batch.
 
-This module knows no log, no client and no clock.
+This module uses no log, no client and no clock.
 """
 
 from __future__ import annotations
@@ -31,16 +33,18 @@ from logcore.shipping.planning import OnGap
 from logcore.shipping.remote import RemoteRecord, RemoteSpan
 
 OnDivergence = Literal["fail", "truncate"]
-#: Of a batch: less than what a segment or a fetch takes by default, and large enough to be read at full speed.
+#: Maximum size of a batch. It is below the default size of a segment and of a fetch,
+#: and large enough for full speed.
 _BATCH_BYTES: Final = 256 << 10
-#: Of a record, beside key, value and headers; of a header, beside name and value (see the format, section 1.5).
+#: Overhead of a record in addition to key, value and headers, and of a header in
+#: addition to name and value (see the format, section 1.5).
 _RECORD_BYTES: Final = 32
 _HEADER_BYTES: Final = 10
 
 
 @attrs.frozen
 class Go:
-    """Fetch from this offset on. skipped: offsets that are gone there."""
+    """Fetch from `offset` on. `skipped` offsets were deleted in the remote log."""
 
     offset: int
     skipped: int = 0
@@ -48,20 +52,26 @@ class Go:
 
 @attrs.frozen
 class Stopped:
-    """The mirror of a partition cannot go on."""
+    """The reason why a partition cannot be mirrored any more."""
 
     error: ShippingError
 
 
 @attrs.frozen
 class Diverged:
-    """The two do not hold the same. error: for who does not want the local log cut."""
+    """The logs have different records.
+
+    `error` is raised unless truncation is allowed.
+    """
 
     error: DivergedError
 
 
 def judge(end: int | None, span: RemoteSpan, *, on_gap: OnGap) -> Go | Stopped | Diverged:
-    """The offset to go on from. end: of our log, None while it is empty."""
+    """Return the offset to continue at.
+
+    `end` is that of our log, None if it is empty.
+    """
     if end is None:
         return Go(span.log_start)
     if end > span.log_end:
@@ -91,7 +101,11 @@ def diverged(why: str, expected: object, found: object) -> DivergedError:
 
 
 def check_same_topic(known: str, found: str, name: str) -> None:
-    """known, found: what the mirrored topic was, and what it is now. Raises DivergedError."""
+    """Compare the topic id of the mirrored topic with the current one.
+
+    Raises:
+        DivergedError: They differ.
+    """
     if known and found and known != found:
         raise DivergedError(
             f"topic {name!r} there is another one of that name, deleted and made again: mirror it to another directory",
@@ -103,9 +117,10 @@ def check_same_topic(known: str, found: str, name: str) -> None:
 def contradiction(
     own: Mapping[int, Record], end: int, found: Iterable[RemoteRecord], behind: int, *, is_compacted: bool
 ) -> Record | None:
-    """A record below our end that only one side holds, or holds otherwise; None if there is none.
+    """Return a record below our end that differs or that only one log holds, if any.
 
-    own: our last records by offset, those below what was fetched left out. found: all records there up to behind.
+    `own` are our last records by offset, except those below the fetched range. `found`
+    are all remote records below `behind`.
     """
     theirs = {record.offset: record for record, _ in found}
     for offset, record in theirs.items():
@@ -117,8 +132,10 @@ def contradiction(
 
 
 def common_end(start: int, end: int, is_same_at: Callable[[int], bool]) -> int:
-    """The offset up to which both hold the same, from start to end. is_same_at: asked about single offsets; once it
-    says no, it says no for all above.
+    """Return the offset between `start` and `end` up to which both logs are equal.
+
+    `is_same_at` compares one offset. If it returns False for an offset, it does so for
+    all higher ones.
     """
     while start < end:
         middle = (start + end) // 2
@@ -130,7 +147,10 @@ def common_end(start: int, end: int, is_same_at: Callable[[int], bool]) -> int:
 
 
 def encoded(records: Iterable[RemoteRecord], least_epoch: int, codec: str) -> Iterator[bytes]:
-    """Batches with the offsets and leader epochs of the records. least_epoch: for records whose epoch is not known."""
+    """Yield batches with the offsets and leader epochs of the records.
+
+    A record whose epoch is unknown gets `least_epoch`, or the highest epoch before it.
+    """
     for epoch, run in _runs(records, least_epoch):
         rows = [(one.key, one.value, one.headers, one.timestamp_ms) for one in run]
         yield encode(rows, base_offset=run[0].offset, leader_epoch=epoch, codec=codec)
@@ -160,6 +180,6 @@ def _runs(records: Iterable[RemoteRecord], least_epoch: int) -> Iterator[tuple[i
 
 
 def size_of(record: Record) -> int:
-    """About what a record takes."""
+    """Return the approximate size of a record."""
     size = _RECORD_BYTES + len(record.key or b"") + len(record.value or b"")
     return size + sum(_HEADER_BYTES + len(name) + len(value or b"") for name, value in record.headers)

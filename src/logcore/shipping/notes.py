@@ -1,15 +1,16 @@
-"""The nodes of a forwarder in the directory's registry: its progress, and the sign that it is at work.
+"""The nodes of a forwarder in the directory's registry: its progress, and its lock.
 
     /forward/<name>            {"by": "cluster" | "directory", "cluster": id, "progress": [[topic, partition, offset,
                                witness], ...]}
-    .forward-<name>            a file beside the nodes; who has locked its first byte is at work
+    .forward-<name>            a file beside the nodes; a running forwarder holds a lock on its first byte
 
 Rules:
-- A note is replaced whole, in one write, and is on disk when set() returns.
-- It is written after the deliveries it speaks of, never before.
-- "by" says who keeps the progress: the remote cluster, and the note is a witness; or this directory.
+- The progress is replaced as a whole, in one write, and is on disk when set() returns.
+- It is written after the deliveries it records, never before.
+- "by" names the keeper of the progress: the remote cluster, and the node only confirms
+  it; or this directory.
 
-This module decides nothing.
+This module makes no decisions.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _FORWARD: Final = "/forward"
 
 @attrs.frozen
 class Note:
-    """cluster_id: of the remote cluster. progress: by its partitions."""
+    """The recorded progress, by partition of the remote cluster with this id."""
 
     by: Keeper
     cluster_id: str
@@ -45,7 +46,7 @@ def packed(note: Note) -> bytes:
 
 
 def unpacked(content: bytes, path: str) -> Note:
-    """Raises CorruptRegistryError."""
+    """Decode the recorded progress. Raises CorruptRegistryError."""
     try:
         given = json.loads(content)
         rows = given["progress"]
@@ -60,7 +61,7 @@ def unpacked(content: bytes, path: str) -> Note:
 
 
 class Notes:
-    """The notes of one forwarder. Raises RegistryError of any kind."""
+    """The recorded progress of one forwarder. Its calls may raise any RegistryError."""
 
     def __init__(self, fs: FS, directory: str, name: str) -> None:
         self._fs = cast(SharedFS, fs)
@@ -84,10 +85,14 @@ class Notes:
             self._registry.create(self._path, content)
 
     def own(self) -> None:
-        """Says that this forwarder is at work. Raises ShippingError where another one of its name is.
+        """Lock the name of this forwarder.
 
-        Nothing but the directory keeps the progress then, so nothing else would tell two of them apart. The system
-        gives the lock back when a process dies.
+        The lock is needed if the directory keeps the progress, because the cluster does
+        not fence a second forwarder then. The operating system releases the lock when
+        the process dies.
+
+        Raises:
+            ShippingError: Another forwarder of this name is running.
         """
         handle = self._fs.open(self._lock_path, write=True, create=True)
         if self._fs.lock_byte(handle, 0):
@@ -103,6 +108,6 @@ class Notes:
 
     def close(self) -> None:
         if self._handle is not None:
-            self._fs.close(self._handle)  # gives the lock back
+            self._fs.close(self._handle)  # releases the lock
             self._handle = None
         self._registry.close()

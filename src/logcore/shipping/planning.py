@@ -1,13 +1,17 @@
-"""Decides what a forwarder ships, and from where: pure functions and one small state for each partition.
+"""Plans which offsets a forwarder ships: pure functions, and one partition's state.
 
 Rules:
-- Where to begin is decided by one table, resume(), from what the remote group has committed and from what was noted.
-- Nothing is skipped in silence: a log that begins behind the progress, or ends before it, stops the partition.
-- A batch that was refused is halved until the refused record stands alone. Then it is known which one it is.
-- The progress names the last record that was shipped, so a local log that was cut and grew again is noticed.
-- What was read and not delivered is read again: the position goes back to what was delivered.
+- One table, resume(), decides the first offset, from the offset committed by the remote
+  group and the recorded progress.
+- Nothing is skipped silently. If a log begins above the progress or ends below it, the
+  partition stops.
+- A refused batch is halved until it holds one record, which is then the refused one.
+- The progress identifies the last shipped record, so a local log that was truncated and
+  has grown again is detected.
+- Records that were read and not delivered are read again: the position returns to the
+  delivered offset.
 
-This module knows no log, no client and no clock.
+This module uses no log, no client and no clock.
 """
 
 from __future__ import annotations
@@ -30,14 +34,17 @@ _WITNESS: Final = re.compile(r"(\d+):[0-9a-f]{8}")
 
 @attrs.frozen
 class Stop:
-    """A partition cannot be shipped: why, and what to do about it."""
+    """The reason why a partition cannot be shipped, with a remedy."""
 
     error: ShippingError
 
 
 @attrs.frozen
 class Begin:
-    """Ship from this offset on. skipped: how many offsets were left out because they are gone."""
+    """Ship from `offset` on.
+
+    `skipped` offsets are left out, because they were deleted.
+    """
 
     offset: int
     skipped: int = 0
@@ -45,27 +52,27 @@ class Begin:
 
 @attrs.frozen(kw_only=True)
 class Known:
-    """The known offsets of a partition when shipping begins.
+    """The offsets of a partition that are known when shipping begins."""
 
-    committed: by the remote group, None for nothing. noted: what an earlier forwarder of this name has noted in the
-    directory as shipped, None for nothing. log_start, log_end: of the local log.
-    """
-
+    #: Offset committed by the remote group, None if there is none.
     committed: int | None
+    #: Offset that an earlier forwarder of this name recorded in the directory as
+    #: shipped, None if there is none.
     noted: int | None
+    #: Bounds of the local log.
     log_start: int
     log_end: int
 
 
 def resume(known: Known, *, on_gap: OnGap, on_lost: OnLost) -> Begin | Stop:
-    """The place to begin at.
+    """Return the offset to begin at, or the reason to stop.
 
-    | committed | noted           | then                                                                   |
+    | committed | recorded        | result                                                                 |
     |-----------|-----------------|------------------------------------------------------------------------|
     | none      | none            | from the log start                                                     |
     | c         | none, or n <= c | from c                                                                 |
-    | none      | n               | the remote cluster has lost the progress: stop, or as on_lost says     |
-    | c         | n > c           | the same; the remote cluster may have lost records too                 |
+    | none      | n               | the remote cluster has lost the progress: stop, or follow on_lost      |
+    | c         | n > c           | same as above; the remote cluster may have lost records too            |
     """
     committed = known.committed
     if known.noted is not None and (committed is None or committed < known.noted):
@@ -108,13 +115,16 @@ def resume(known: Known, *, on_gap: OnGap, on_lost: OnLost) -> Begin | Stop:
 
 
 def witness_of(record: Record) -> str:
-    """A text that another record at the same offset does not have."""
+    """Return a text that identifies a record among all records at the same offset."""
     body = b"%d|%b|%b" % (record.timestamp_ms, record.key or b"", record.value or b"")
     return f"{record.offset}:{zlib.crc32(body):08x}"
 
 
 def witnessed_offset(witness: str) -> int | None:
-    """The offset of the record that a witness is of; None for text that is none."""
+    """Return the offset of the record that a witness identifies.
+
+    Returns None if the text is not a witness.
+    """
     found = _WITNESS.fullmatch(witness)
     if found is None:
         return None
@@ -122,7 +132,13 @@ def witnessed_offset(witness: str) -> int | None:
 
 
 def check_witness(witness: str, own: Record | None, *, is_compacted: bool) -> None:
-    """own: what the local log holds at that offset, None for nothing. Raises DivergedError for another record."""
+    """Check that a record of the local log is the one that was shipped.
+
+    `own` is the local record at the offset of the witness, None if there is none.
+
+    Raises:
+        DivergedError: It is another record.
+    """
     if own is None and is_compacted:
         return
     found = "none"
@@ -140,30 +156,39 @@ def check_witness(witness: str, own: Record | None, *, is_compacted: bool) -> No
 
 @attrs.define(kw_only=True)
 class Lane:
-    """One partition on its way.
+    """The shipping state of one partition."""
 
-    source, target: here and in the remote cluster. confirmed: the progress there, None for none. is_placed: whether it
-    is known where to begin. delivered: as confirmed, or more where what follows is left out. position: behind what was
-    read. limit: the most records of it in one batch, fewer while a refused one is looked for. owes: whether the
-    progress is to be committed though nothing is to be shipped. witness: of the last record that was shipped. topic_id:
-    of the source, at the last look. failure: why it is not shipped any more.
-    """
-
+    #: The local partition.
     source: Partition
+    #: The partition in the remote cluster.
     target: Partition
+    #: Upper bound of `limit`.
     most: int
+    #: Maximum number of its records in one batch. It is lower during the search for a
+    #: refused record.
     limit: int
+    #: Progress in the remote cluster, None if there is none.
     confirmed: int | None = None
+    #: Whether the first offset has been determined.
     is_placed: bool = False
+    #: The confirmed progress. It is higher if the following offsets are left out.
     delivered: int = 0
+    #: The next offset to read.
     position: int = 0
+    #: Whether the progress must be committed although there is nothing to ship.
     owes: bool = False
+    #: Witness of the last shipped record.
     witness: str = ""
+    #: Topic id of the source at the last check.
     topic_id: str = ""
+    #: The reason why the partition is not shipped any more.
     failure: LogcoreError | None = None
 
     def place(self, confirmed: int | None, begin: Begin) -> None:
-        """Begins there. Where the progress is what it was, what was left out since stays left out."""
+        """Set the first offset.
+
+        If the progress is unchanged, offsets that were left out since remain left out.
+        """
         if not self.is_placed or confirmed != self.confirmed or begin.offset > self.delivered:
             self.delivered = begin.offset
             self.owes = confirmed is not None and confirmed != begin.offset
@@ -172,16 +197,17 @@ class Lane:
         self.rewind()
 
     def read_to(self, position: int) -> None:
-        """Records up to position are in the next batch."""
+        """Record that the next batch contains the records below `position`."""
         self.position = position
 
     def rewind(self) -> None:
-        """The records that were read were not delivered, and are read again."""
+        """Return to the delivered offset, to read undelivered records again."""
         self.position = self.delivered
 
     def deliver(self, next_offset: int) -> None:
-        """Records below next_offset are delivered. A refused one is searched in fewer records; behind it the step
-        grows.
+        """Record that the records below `next_offset` are delivered.
+
+        The limit, which was reduced to find a refused record, is doubled.
         """
         assert next_offset >= self.delivered, "progress never goes back"
         self.confirmed = next_offset
@@ -191,7 +217,10 @@ class Lane:
         self.owes = False
 
     def refuse(self, record_count: int) -> bool:
-        """A batch with so many records of this partition was refused. Returns whether it was the one record alone."""
+        """Reduce the limit after a batch with this many of its records was refused.
+
+        Returns whether the batch held only one record, which is then the refused one.
+        """
         self.rewind()
         if record_count <= 1:
             return True
@@ -199,18 +228,24 @@ class Lane:
         return False
 
     def leave_out(self, next_offset: int) -> None:
-        """Offsets below next_offset need no shipping: markers, aborted records, a record that is kept elsewhere."""
+        """Leave out the offsets below `next_offset`.
+
+        They are markers, aborted records, or a record that is kept elsewhere.
+        """
         self.delivered = next_offset
         self.position = next_offset
 
 
 def missing_topics(wanted: Mapping[str, int], found: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """Topics that are missing in the remote cluster or have too few partitions: name -> (wanted, found)."""
+    """Return topics that are missing in the remote cluster or have too few partitions.
+
+    The result maps the name to (wanted, found).
+    """
     return {name: (count, found.get(name, 0)) for name, count in wanted.items() if found.get(name, 0) < count}
 
 
 def advice_to_create(missing: Mapping[str, tuple[int, int]]) -> str:
-    """How to make topics that are missing, or add partitions to those that have too few."""
+    """Return commands that create missing topics and add missing partitions."""
     told = []
     for name, (wanted, found) in sorted(missing.items()):
         verb = "--create"
@@ -221,6 +256,9 @@ def advice_to_create(missing: Mapping[str, tuple[int, int]]) -> str:
 
 
 def backoff_ms(attempts: int, *, first_ms: int, most_ms: int, chance: float) -> int:
-    """How long to wait after so many attempts that failed: doubling, and up to a fifth more or less. chance: 0 to 1."""
+    """Return the time to wait after this many failed attempts.
+
+    It doubles with each attempt, and varies by up to a fifth with `chance` (0 to 1).
+    """
     plain = min(most_ms, first_ms * 2 ** min(attempts - 1, 30))
     return int(plain * (0.8 + 0.4 * chance))

@@ -1,11 +1,14 @@
-"""Keeps records that the other side refuses: in the local topic `<topic>.dlq`, with their origin in headers.
+"""Keeps refused records in the local topic `<topic>.dlq`, with their origin in headers.
 
 Rules:
-- A record is kept before the progress moves past it. After a crash in between it comes again, and is found here.
-- The topic has as many partitions as its source, and takes larger records, for the headers.
+- A record is kept before the progress moves past it. After a crash in between it comes
+  again, and is found here.
+- The topic has as many partitions as its source, and takes larger records, for the
+  headers.
 - A record of `orders-3` is kept in `orders.dlq-3`, so the order is kept too.
 
-The names of the headers are ORIGIN_HEADERS. This module does not decide which record is refused.
+The names of the headers are ORIGIN_HEADERS. This module does not decide which record is
+refused.
 """
 
 from __future__ import annotations
@@ -21,20 +24,27 @@ from logcore.shipping.remote import Partition
 from logcore.shipping.values import QUARANTINE
 
 ORIGIN_HEADERS: Final = ("logcore.shipper", "logcore.topic", "logcore.partition", "logcore.offset", "logcore.error")
-#: How far back a record is looked for that a crash may have left; other shippers may have added some since.
+#: Number of records that are searched for one that a crash may have left. Other
+#: shippers may have added some since.
 _LOOK_BACK: Final = 1_000
 _ROOM_BYTES: Final = 64 << 10
 
 
 class Quarantine:
-    """Of one shipper. shipper: its name, to tell its records from those of others."""
+    """The quarantine topics of one shipper.
+
+    Its name distinguishes its records from others.
+    """
 
     def __init__(self, logdir: LogDir, shipper: str) -> None:
         self._logdir = logdir
         self._shipper = shipper
 
     def keep(self, origin: Partition, partition_count: int, record: Record, reason: str) -> bool:
-        """Whether the record was not kept before. Raises what appending raises."""
+        """Append the record unless it was kept before.
+
+        Returns whether it was appended.
+        """
         log = self._log(origin, partition_count)
         place = self._place(origin, record)
         for kept in log.read(max(log.log_start_offset, log.high_watermark - _LOOK_BACK)):

@@ -1,11 +1,15 @@
-"""A remote cluster as shipping sees it: what is asked of a client of Kafka, and the values that pass between them.
+"""The interface between shipping and a remote cluster: calls and their values.
 
 Rules:
-- One call is one step that a crash or a lost answer may cut off. The caller never needs to know how far it came.
-- A call that waits takes how long, and returns when the time is up. `None` from wait() means: not over yet.
-- A cluster that does not answer raises RemoteUnavailableError. The same call, or a new connection, may work later.
+- One call is one step, which a crash or a lost reply may cut off. The caller never
+  depends on how far it proceeded.
+- A call that waits takes a timeout, and returns when it expires. `None` from wait()
+  means that the batch is in progress.
+- A cluster that does not respond raises RemoteUnavailableError. The same call, or a new
+  connection, may work later.
 
-kafka.py implements it over confluent-kafka; the tests implement it over a model with faults. Nothing here decides.
+kafka.py implements it with confluent-kafka. The tests implement it with a model that
+has faults. This module makes no decisions.
 """
 
 from __future__ import annotations
@@ -22,8 +26,10 @@ Partition = tuple[str, int]
 
 
 class Progress(NamedTuple):
-    """How far a partition was shipped. offset: the local offset behind that. witness: of the last record below it, see
-    planning.witness_of(); empty if there is none.
+    """The progress of a shipped partition.
+
+    `offset` is the next local offset to ship. `witness` identifies the last record
+    below it, see planning.witness_of(); it is empty if there is none.
     """
 
     offset: int
@@ -32,10 +38,7 @@ class Progress(NamedTuple):
 
 @attrs.frozen
 class Batch:
-    """The shipment of one step: records of some partitions, each in order, and the progress behind them.
-
-    records, progress: by partition of the remote cluster.
-    """
+    """The shipment of one step, by remote partition: records, and progress after them."""
 
     records: Mapping[Partition, Sequence[Record]]
     progress: Mapping[Partition, Progress]
@@ -43,11 +46,15 @@ class Batch:
 
 @attrs.frozen
 class Outcome:
-    """How the shipping of a batch ended.
+    """The result of shipping a batch.
 
-    delivered: for each partition of which something counts now, the local offset behind it. refused: partitions of
-    which the cluster does not take some record, and why. failed: partitions that it does not take at all, and why. With
-    either of them a transaction has delivered nothing, and a new sender is needed.
+    With a refused or failed partition, a transaction has delivered nothing, and a new
+    sender is needed.
+
+    Attributes:
+        delivered: The next local offset, for each partition with delivered records.
+        refused: Partitions with a record that the cluster rejects, with the reason.
+        failed: Partitions that the cluster rejects entirely, with the reason.
     """
 
     delivered: Mapping[Partition, int]
@@ -56,61 +63,83 @@ class Outcome:
 
 
 class Sender(Protocol):
-    """Ships one batch after the other."""
+    """Ships one batch after another."""
 
     def start(self, batch: Batch) -> None:
-        """Begins to ship. RemoteUnavailableError, ProducerFencedError."""
+        """Start to ship a batch.
+
+        Raises:
+            RemoteUnavailableError: The cluster does not respond.
+            ProducerFencedError: Another sender has the transactional id.
+        """
         ...
 
     def wait(self, timeout_s: float) -> Outcome | None:
-        """How the batch ended; None when that is not known after timeout_s.
+        """Return the result of the batch, None if it is not known after `timeout_s`.
 
-        RemoteUnavailableError: the outcome is not known, and this sender is of no use any more. ProducerFencedError:
-        another sender has its transactional id.
+        Raises:
+            RemoteUnavailableError: The result is unknown, and this sender cannot be
+                used any more.
+            ProducerFencedError: Another sender has the transactional id.
         """
         ...
 
     def close(self) -> None:
-        """Gives up what is under way, and ends. Raises nothing."""
+        """Abandon the batch in progress and close. Never raises."""
         ...
 
 
 class TargetCluster(Protocol):
-    """A cluster that records are shipped to."""
+    """A cluster to which records are shipped.
+
+    Its calls may raise RemoteUnavailableError.
+    """
 
     def partition_counts(self, topics: Collection[str]) -> dict[str, int]:
-        """How many partitions each of the topics has; those that do not exist are left out. RemoteUnavailableError."""
+        """Return the number of partitions of each topic that exists."""
         ...
 
     def create_topics(self, wanted: Mapping[str, int]) -> None:
-        """Makes topics with so many partitions, or adds partitions. RemoteUnavailableError, RemoteTopicError."""
+        """Create topics with these partition counts, or add partitions.
+
+        Raises:
+            RemoteTopicError: The cluster rejects this.
+        """
         ...
 
     def transactional_sender(self, transactional_id: str, group_id: str) -> Sender:
-        """A sender whose batches count wholly or not at all, with the progress of group_id in them; ends what another
-        sender of that id left open, and fences it. RemoteUnavailableError, RemoteTopicError.
+        """Return a sender of transactions that include the progress of `group_id`.
+
+        This ends the open transaction of an earlier sender of that id, and fences that
+        sender.
+
+        Raises:
+            RemoteTopicError: The cluster rejects this.
         """
         ...
 
     def plain_sender(self) -> Sender:
-        """A sender that keeps the order of each partition, and may repeat what was under way when it was cut off."""
+        """Return a sender that keeps the order of each partition.
+
+        It may repeat records that were in flight when it was cut off.
+        """
         ...
 
     def committed(self, group_id: str, partitions: Collection[Partition]) -> dict[Partition, Progress]:
-        """The progress that was shipped, as far as its transactions have ended. RemoteUnavailableError."""
+        """Return the shipped progress of transactions that have ended."""
         ...
 
     def cluster_id(self) -> str: ...
 
     def pause(self, seconds: float) -> None:
-        """Waits, at most so long."""
+        """Wait, for at most this time."""
         ...
 
     def close(self) -> None: ...
 
 
 class RemoteRecord(NamedTuple):
-    """A record of a remote partition, with its place and the leader epoch it was written in (-1: not known)."""
+    """A record of a remote partition with its leader epoch (-1: unknown)."""
 
     record: Record
     leader_epoch: int
@@ -118,9 +147,13 @@ class RemoteRecord(NamedTuple):
 
 @attrs.frozen
 class Fetched:
-    """The result of one fetch(). reached: partitions that were read to their end, and where that is: behind markers and
-    aborted records too, of which there are no records to tell. lost: partitions whose position is not in what they
-    hold, or that are gone; span() and topics() tell more.
+    """The result of one fetch().
+
+    Attributes:
+        reached: Partitions that were read to their end, with that end. It is above
+            markers and aborted records too, which appear in no record.
+        lost: Partitions that do not exist or do not contain the position; see span()
+            and topics().
     """
 
     records: Mapping[Partition, Sequence[RemoteRecord]]
@@ -130,8 +163,10 @@ class Fetched:
 
 @attrs.frozen
 class RemoteTopic:
-    """A topic of a remote cluster. topic_id: Kafka's id as text; empty where the cluster tells none. is_compacted: also
-    where it is not known.
+    """A topic of a remote cluster.
+
+    `topic_id` is Kafka's id as text, empty if the cluster returns none. `is_compacted`
+    is also true if it is unknown.
     """
 
     topic_id: str
@@ -141,35 +176,38 @@ class RemoteTopic:
 
 @attrs.frozen
 class RemoteSpan:
-    """The offsets in a remote partition: from log_start on, below log_end."""
+    """The bounds of a remote partition: its first offset, and the end offset."""
 
     log_start: int
     log_end: int
 
 
 class SourceCluster(Protocol):
-    """A cluster that records are mirrored from. Errors as those of TargetCluster."""
+    """A cluster from which records are mirrored. Errors are those of TargetCluster."""
 
     def topics(self, names: Collection[str]) -> dict[str, RemoteTopic]:
-        """Those of the topics that exist."""
+        """Return the topics among these that exist."""
         ...
 
     def span(self, partition: Partition) -> RemoteSpan:
-        """The offsets in a partition now. log_end: as far as fetch() reads it."""
+        """Return the bounds of a partition now. `log_end` is the end for fetch()."""
         ...
 
     def fetch(self, positions: Mapping[Partition, int], timeout_s: float) -> Fetched:
-        """Some records at and behind each position, in order; nothing of partitions that have none within timeout_s."""
+        """Return some records from each position on, in order.
+
+        Partitions without records within `timeout_s` are left out.
+        """
         ...
 
     def committed(self, group_id: str, partitions: Collection[Partition]) -> dict[Partition, Progress]:
-        """The offsets that a group has committed there."""
+        """Return the offsets that a group has committed in the cluster."""
         ...
 
     def cluster_id(self) -> str: ...
 
     def pause(self, seconds: float) -> None:
-        """Waits, at most so long."""
+        """Wait, for at most this time."""
         ...
 
     def close(self) -> None: ...

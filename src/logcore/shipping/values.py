@@ -2,9 +2,9 @@
 
 Rules:
 - Settings are checked when they are given, before anything is read or connected.
-- Metrics are plain numbers, fixed at the moment they were asked for.
+- Metrics are plain numbers, taken when they are requested.
 
-Nothing here reads or ships.
+This module reads and ships nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from logcore.shipping.remote import Partition
 State = Literal["connecting", "shipping", "idle", "waiting", "stopped"]
 OnError = Literal["fail", "quarantine"]
 Offsets = Literal["keep", "new"]
-#: Where records that were refused are kept, behind the name of their topic.
+#: Suffix of the topic that keeps the refused records of a topic.
 QUARANTINE: Final = ".dlq"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
@@ -31,16 +31,24 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 class ForwardOptions(TypedDict, total=False):
     """The settings of a Forwarder.
 
-    name ("default"): forwarders of one directory and one cluster that ship at the same time have different names and
-    different topics. topics: all but internal ones and those of refused records, when none are named. rename: the
-    name of a topic in the cluster, by its name here. at_least_once (False): no transactions; after a crash some records
-    come twice. create_topics (False): makes what is missing in the cluster. on_error ("fail"): "quarantine" keeps a
-    record that the cluster refuses in the local topic `<topic>.dlq`, and goes on. on_gap ("fail"): "skip" goes on where
-    records were deleted before they were shipped. on_lost ("fail"): where the cluster has lost the progress, "noted"
-    goes on at what was noted here, "start" ships again. hold: whether to commit the progress for the local group
-    `forward-<name>`, so that retention can wait for it; by default where the directory may be written. max_records
-    (10,000), max_bytes (8 MiB), max_ms (1,000): of one transaction. buffer_memory (32 MiB): most bytes that were read
-    and are not delivered.
+    Keys:
+        name ("default"): Forwarders that ship from one directory to one cluster at the
+            same time have different names and different topics.
+        topics: Names of topics, by default all except internal ones and quarantine
+            topics.
+        rename: Maps the local name of a topic to its name in the cluster. at_least_once
+        (False): Ship without transactions. After a crash some records are duplicated.
+        create_topics (False): Create topics that are missing in the cluster. on_error
+        ("fail"): "quarantine" writes a record that the cluster refuses to the local
+        topic `<topic>.dlq`, and
+            continues. on_gap ("fail"): "skip" continues if records were deleted before
+        they were shipped. on_lost ("fail"): If the cluster has lost the progress,
+        "noted" continues at the progress recorded here, and
+            "start" ships again. hold: Commit the progress for the local group
+        `forward-<name>`, so that retention can wait for it. The default
+            is true if the directory may be written. max_records (10,000), max_bytes (8
+        MiB), max_ms (1,000): Limits of one transaction. buffer_memory (32 MiB): Maximum
+        size of the records that were read and are not delivered.
     """
 
     name: str
@@ -60,7 +68,7 @@ class ForwardOptions(TypedDict, total=False):
 
 @attrs.frozen(kw_only=True)
 class ForwardSettings:
-    """See ForwardOptions."""
+    """The checked settings; see ForwardOptions."""
 
     name: str = "default"
     topics: Collection[str] | None = None
@@ -87,7 +95,7 @@ class ForwardSettings:
 
     @property
     def batch_bytes(self) -> int:
-        """The most bytes of one batch: one batch is read and not delivered at a time."""
+        """Maximum size of a batch. At most one batch is read and not delivered."""
         return min(self.max_bytes, self.buffer_memory)
 
 
@@ -113,14 +121,21 @@ def check_positive(name: str, value: object) -> None:
 
 @attrs.frozen(kw_only=True)
 class ForwardMetrics:
-    """How far a forwarder is.
+    """The progress of a forwarder.
 
-    state: "connecting", "shipping", "idle" (all is shipped), "waiting" (the cluster does not answer), "stopped" (no
-    partition can be shipped). record_count, size_bytes, batch_count: shipped since it was made; size_bytes of keys,
-    values and headers, and 64 for each record. retry_count: attempts that failed. quarantined_count, skipped_offsets:
-    left out. buffered_bytes: read and not delivered. lag_records: offsets that are not delivered, those of markers too.
-    lag_bytes: of the log files behind what is delivered. lag_age_ms: how old the oldest record is that is not
-    delivered, 0 for none. failures: partitions that stand still, and why. reason: why it waits.
+    Attributes:
+        state: "connecting", "shipping", "idle" (everything is shipped), "waiting" (the
+            cluster does not respond) or "stopped" (no partition can be shipped).
+        record_count, size_bytes, batch_count: Totals since the forwarder was created.
+            Sizes are those of keys, values and headers, plus 64 for each record.
+        retry_count: Failed attempts.
+        quarantined_count, skipped_offsets: Records and offsets that were left out.
+        buffered_bytes: Size of the records that were read and are not delivered.
+        lag_records: Offsets that are not delivered, including markers.
+        lag_bytes: Size of the log files above the delivered offsets.
+        lag_age_ms: Age of the oldest undelivered record, 0 if there is none.
+        failures: Stopped partitions, with the reason.
+        reason: Why the forwarder waits.
     """
 
     state: State
@@ -138,7 +153,7 @@ class ForwardMetrics:
     reason: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: partitions as `topic-number`."""
+        """Return the metrics for JSON, with partitions as `topic-number`."""
         return named(self)
 
 
@@ -151,13 +166,18 @@ def named(metrics: ForwardMetrics | MirrorMetrics) -> dict[str, Any]:
 class MirrorOptions(TypedDict, total=False):
     """The settings of a Mirror.
 
-    topics: their names there. offsets ("keep"): "keep" gives records the offsets they have there, "new" appends them.
-    name ("default"): mirrors of one cluster into one directory with offsets="new" have different names. rename: the
-    name of a topic here, by its name there; with "new" several may become one. on_gap ("fail"): "skip" goes on where
-    records were deleted there before they were mirrored. on_divergence ("fail"): "truncate" cuts the local log to what
-    both hold. confirm: asked before that. on_error ("fail"): "quarantine" keeps a record that cannot be stored in
-    `<topic>.dlq`, and goes on; with "new" only, since a copy takes every record. groups: whose committed offsets are
-    copied, with "keep" only.
+    Keys:
+        topics: Their names in the remote cluster. offsets ("keep"): "keep" gives
+        records their remote offsets, "new" appends them. name ("default"): Mirrors of
+        one cluster into one directory with offsets="new" have different names.
+        rename: Maps the remote name of a topic to its local name. With "new", several
+        may be mapped to one. on_gap ("fail"): "skip" continues if records were deleted
+        remotely before they were mirrored. on_divergence ("fail"): "truncate" truncates
+        the local log to the common part.
+        confirm: Called before such a truncation. on_error ("fail"): "quarantine" writes
+        a record that cannot be stored to `<topic>.dlq`, and continues. It needs
+            offsets="new", because a copy with the same offsets needs every record.
+        groups: Groups whose committed offsets are copied. It needs offsets="keep".
     """
 
     topics: Collection[str]
@@ -173,7 +193,7 @@ class MirrorOptions(TypedDict, total=False):
 
 @attrs.frozen(kw_only=True)
 class MirrorSettings:
-    """See MirrorOptions."""
+    """The checked settings; see MirrorOptions."""
 
     topics: Collection[str]
     offsets: Offsets = "keep"
@@ -205,12 +225,18 @@ class MirrorSettings:
 
 @attrs.frozen(kw_only=True)
 class MirrorMetrics:
-    """How far a mirror is.
+    """The progress of a mirror.
 
-    state: "connecting", "shipping", "idle" (all is mirrored), "waiting" (the cluster does not answer), "stopped" (no
-    partition can be mirrored). record_count, size_bytes: stored since it was made. retry_count: attempts that failed.
-    quarantined_count, skipped_offsets: left out. lag_records: offsets there that are not here, by the ends as they were
-    some seconds ago. failures: partitions that stand still, and why. reason: why it waits.
+    Attributes:
+        state: "connecting", "shipping", "idle" (everything is mirrored), "waiting" (the
+            cluster does not respond) or "stopped" (no partition can be mirrored).
+        record_count, size_bytes: Stored since the mirror was created.
+        retry_count: Failed attempts.
+        quarantined_count, skipped_offsets: Records and offsets that were left out.
+        lag_records: Remote offsets that are missing here. The remote ends are some
+            seconds old.
+        failures: Stopped partitions, with the reason.
+        reason: Why the mirror waits.
     """
 
     state: State
@@ -224,5 +250,5 @@ class MirrorMetrics:
     reason: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: partitions as `topic-number`."""
+        """Return the metrics for JSON, with partitions as `topic-number`."""
         return named(self)
