@@ -1,7 +1,8 @@
-"""The hot loops of the library, compiled where a compiler was and in plain Python elsewhere.
+"""The hot loops of the library: compiled if possible, else in plain Python.
 
-Both forms have the same functions, results and errors; plain.py documents them. LOGCORE_KERNELS=plain chooses the
-plain ones where the compiled are present, for tests and comparisons.
+Both forms have the same functions, results and errors; plain.py documents them.
+LOGCORE_KERNELS=plain selects the plain form if the compiled one is present, for tests
+and comparisons.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ else:
             RouteFields,
             WorkFields,
         )
-    # As a named tuple is: `match` takes one apart, and pandas.DataFrame(records) has columns with names.
+    # Like a named tuple: `match` can unpack it, and pandas.DataFrame(records) has
+    # columns with names.
     Sequence.register(Record)
     Sequence.register(TopicRecord)
     Sequence.register(Receipt)

@@ -1,11 +1,12 @@
-"""What an append changes, as plain attributes: the bases of the classes that hold them, and the quick way to append.
+"""Base classes for the state that an append changes, with plain attributes.
 
-The compiled kernels have the same classes, with these attributes as C fields, so that Appender.append_quickly() can
-look at them and change them within nanoseconds. There is one place for each number: whoever reads or sets the
-attribute, in C or in Python, means the same.
+The compiled kernels have the same classes with these attributes as C fields, so that
+Appender.append_quickly() can read and change them within nanoseconds. Each number is
+stored once: C and Python read and set the same attribute.
 
-This plain form has no quick way: each append goes the one of log.py and partition/writer.py, which is the rule book for
-the other. See _appending.pxi for what the compiled one does, and when.
+This plain form has no quick path. Each append takes the path of log.py and
+partition/writer.py, which defines the behavior of the quick one. See _appending.pxi for
+the conditions and the steps of the compiled quick path.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Any
 
 from logcore.kernels.layout import EncodedBatch, Receipt
 
-#: What the quick way takes, head and record together. It keeps the other threads of the process waiting while it
-#: writes, so the write has to be a short one.
+#: Maximum size of a quick append, head and record together. Other threads of the
+#: process cannot run during the write, so the write must be short.
 QUICK_BYTES = 4096
 
 
@@ -34,13 +35,15 @@ class PartitionFields:
 
 
 class SegmentFields:
-    """The base of segment.Segment and its kinds, which document its fields. Each number fits into 64 bits.
+    """The base of segment.Segment and its subclasses, which document its fields.
 
-    held: what get_quickly() reads the segment with, None where it may not. What is done here for each batch is compiled
-    too: of 8 us that a call of 1,000 records spends beside its write and its encoding, 0.6.
+    Each number fits into 64 bits. The work for each batch is compiled too: a call with
+    1,000 records takes 8 us in addition to its write and its encoding, and 0.6 us of
+    that is spent here.
     """
 
     base_offset: int
+    #: The data with which get_quickly() reads the segment, None if it must not.
     held: Any
     handle: int
     _size: int
@@ -68,7 +71,7 @@ class SegmentFields:
         )
 
     def note(self, position: int, size: int, last_offset: int, max_timestamp: int) -> None:
-        """Keeps indexes and largest timestamp current for one batch (storage format sections 4.1 and 4.2)."""
+        """Update indexes and largest timestamp for a batch (storage format 4.1, 4.2)."""
         if max_timestamp > self.largest_timestamp:
             self.largest_timestamp = max_timestamp
             self.largest_timestamp_offset = last_offset
@@ -80,7 +83,7 @@ class SegmentFields:
         self.last_offset = last_offset
 
     def note_each(self, start: int, batches: Iterable[EncodedBatch]) -> None:
-        """The same for batches that lie behind start as they say."""
+        """Update them for several batches, whose positions are relative to `start`."""
         for position, size, last_offset, max_timestamp in batches:
             self.note(start + position, size, last_offset, max_timestamp)
 
@@ -104,11 +107,7 @@ class SegmentFields:
 
 
 class Appender:
-    """The base of partition.writer.Writer, which documents its fields.
-
-    quick_bytes: the largest batch that may go the quick way; 0 where none may, because of the policy, the settings, the
-    disk or other processes. slow_until_ns: by the monotonic clock, until when none may, because a write took long.
-    """
+    """The base of partition.writer.Writer, which documents its fields."""
 
     state: Any
     active: Any
@@ -119,7 +118,10 @@ class Appender:
     leader_epoch: int
     written_bytes: int
     appends: int
+    #: Maximum size of a batch for the quick path. It is 0 if the policy, the settings,
+    #: the disk or other processes prevent the quick path.
     quick_bytes: int
+    #: Monotonic time until which the quick path is not used, because a write took long.
     slow_until_ns: int
     requires_key: bool
     is_midway: bool
@@ -135,8 +137,12 @@ class Appender:
         durability: object,
         expected_offset: object,
     ) -> Receipt | None:
-        """Appends one record under the policy `os` where nothing about it is unusual; None where something is, and
-        then nothing has happened. Takes what Log.append() takes. Raises StorageWriteError when what a failed write left
-        could not be cut back.
+        """Append one record under the policy `os` if nothing about it is unusual.
+
+        Returns None without any effect if something is unusual. The arguments are those
+        of Log.append().
+
+        Raises:
+            StorageWriteError: A write failed, and its bytes could not be removed.
         """
         return None

@@ -1,7 +1,8 @@
-"""CRC-32C, the checksum of v2 batches, of producer snapshots, seals and staged segments.
+"""CRC-32C, the checksum of batches, producer snapshots, seals and staged segments.
 
-Importing crc32c takes 40-70 ms, as long as the rest of the package together: it is imported when the first checksum is
-computed. The compiled kernels load it in the same way for themselves.
+Importing crc32c takes 40-70 ms, as long as the rest of the package together: it is
+imported when the first checksum is computed. The compiled kernels load it in the same
+way for themselves.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def crc32c(data: Buffer, crc: int = 0) -> int:
-    """CRC-32C of bytes that follow those with the CRC given."""
+    """Return the CRC-32C of bytes that follow the bytes with CRC `crc`."""
     from crc32c import crc32c as compute
 
     return compute(data, crc)

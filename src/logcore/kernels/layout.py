@@ -1,10 +1,11 @@
-"""Where the bytes lie: the head of a v2 batch, the facts of a batch, the columns of its records.
+"""Binary layouts: the head of a v2 batch, its facts, and the columns of its records.
 
-These tables are the only place that states the layouts. The plain kernels are written in terms of them, the compiled
-kernels check their constants against them when they are imported, and recordbatch, columns and the dump tool read
-them for names.
+These tables are the only definition of the layouts. The plain kernels use them
+directly, the compiled kernels check their constants against them when they are
+imported, and recordbatch, columns and the dump tool use their names.
 
-This module touches no bytes. Of algorithms it holds one, which both kinds of kernels need: what a timestamp may be.
+This module reads and writes no bytes. It has one algorithm, which both kinds of kernels
+need: the conversion of timestamps.
 """
 
 from __future__ import annotations
@@ -35,16 +36,18 @@ HEADER: Final = np.dtype(
     ]
 )
 HEADER_SIZE: Final = HEADER.itemsize
-HEADER_FORMAT: Final = ">qiibIhiqqqhii"  # the same, for struct
+HEADER_FORMAT: Final = ">qiibIhiqqqhii"  # the same head as a format of struct
 CRC_START: Final = 21  # the CRC covers attributes to the end of the batch
 LOG_OVERHEAD: Final = 12  # base offset and length, which the length does not count
 MAGIC_POSITION: Final = 16
 PREFIX_SIZE: Final = 17  # bytes needed to choose a decoder
-#: A length below this cannot even hold the fixed part of a v0 message (LegacyRecord.RECORD_OVERHEAD_V0).
+#: A length below this cannot even hold the fixed part of a v0 message
+#: (LegacyRecord.RECORD_OVERHEAD_V0).
 MIN_LENGTH: Final = 14
 MIN_RECORD_SIZE: Final = 7  # length, attributes, two deltas, two lengths and a header count of one byte each
-#: What a record needs at most beside its key, value and headers: 36 bytes, when all its varints have their full width.
-#: The rule for closing a batch counts with it, so that neither kernel has to know a record's exact size beforehand.
+#: Maximum size of a record in addition to its key, value and headers: 36 bytes, if all
+#: its varints have their full width. The rule for closing a batch uses it, so that no
+#: kernel needs the exact size of a record in advance.
 OVERHEAD: Final = 41
 INT32_MAX: Final = 2**31 - 1
 
@@ -59,8 +62,9 @@ assert HEADER.fields is not None
 assert HEADER.fields["attributes"][1] == CRC_START
 assert HEADER.fields["magic"][1] == MAGIC_POSITION
 
-#: What a walk over batch heads yields, native byte order. v0 and v1 entries fill the producer fields with -1 and
-#: have a record_count of -1; their base_offset is the offset in the entry, which for a wrapper is its last offset.
+#: The result of a walk over batch heads, in native byte order. v0 and v1 entries have
+#: -1 in the producer fields and as record_count. Their base_offset is the offset in the
+#: entry, which for a wrapper is its last offset.
 BATCH_FACTS: Final = np.dtype(
     [
         ("position", "i8"),
@@ -82,9 +86,10 @@ BATCH_FACTS: Final = np.dtype(
 )
 assert BATCH_FACTS.itemsize == 80
 
-#: Columns of decoded records, stored one after the other in one block: all offsets, then all timestamps, and so on.
-#: Positions are bytes into the data the block was decoded from. A size of -1 is null. A header position is where the
-#: first header starts. An i4 reaches every byte, because neither a batch nor a segment can exceed 2^31-1 bytes.
+#: Columns of decoded records, stored one after the other in one block: all offsets,
+#: then all timestamps, and so on. Positions are bytes in the decoded data. A size of -1
+#: is null. A header position is the start of the first header. An i4 is large enough,
+#: because neither a batch nor a segment can exceed 2^31-1 bytes.
 COLUMNS: Final = (
     ("offsets", "i8"),
     ("timestamps_ms", "i8"),
@@ -97,7 +102,7 @@ COLUMNS: Final = (
 )
 ROW_SIZE: Final = sum(np.dtype(kind).itemsize for _, kind in COLUMNS)
 
-#: Why a walk over batch heads stopped.
+#: Reasons for the end of a walk over batch heads.
 WALK_END, WALK_LIMIT, WALK_SHORT, WALK_LENGTH, WALK_MAGIC, WALK_CRC, WALK_COUNT = range(7)
 WALK_REASONS: Final = {
     WALK_END: "end of data",
@@ -109,7 +114,7 @@ WALK_REASONS: Final = {
     WALK_COUNT: "record count or last offset delta is impossible",
 }
 
-#: What can be wrong with the records of a batch whose CRC is right. Kafka: INVALID_RECORD.
+#: Faults in the records of a batch whose CRC is right. Kafka: INVALID_RECORD.
 BODY_SHORT, BODY_VARINT, BODY_LENGTH, BODY_HEADERS, BODY_HEADER_KEY, BODY_SIZE, BODY_LEFT, BODY_COUNT = range(1, 9)
 BODY_BELOW_NULL = 9
 BODY_REASONS: Final = {
@@ -124,23 +129,25 @@ BODY_REASONS: Final = {
     BODY_COUNT: "record count is negative or more than the bytes can hold",
 }
 
-#: Header names are UTF-8 in Kafka but nothing enforces it; undecodable bytes survive a round trip as surrogates.
+#: Header names are UTF-8 in Kafka but nothing enforces it; undecodable bytes survive a
+#: round trip as surrogates.
 HEADER_NAME_ERRORS: Final = "surrogateescape"
 
-#: What kernels read from: any contiguous bytes.
+#: The input of kernels: any contiguous bytes.
 Buffer = bytes | bytearray | memoryview
 #: An array of BATCH_FACTS.
 Facts = npt.NDArray[Any]
 Headers = tuple[tuple[str, bytes | None], ...]
-#: How safe an append is: in the page cache, or on the disk.
+#: Safety of an append: in the page cache, or on the disk.
 Level = Literal["os", "disk"]
 
 
 class Record(NamedTuple):
-    """One record as applications see it.
+    """One record, as applications read it.
 
-    offset: place in the log. timestamp_ms: milliseconds since the epoch, -1 for none; the append time where the
-    topic says so. key, value: bytes, None for null. headers: (name, value) pairs in order; names may repeat.
+    offset: its offset in the log. timestamp_ms: milliseconds since the epoch, -1 for
+    none; the append time if the topic is configured for it. key, value: bytes, None for
+    null. headers: (name, value) pairs in order; names may repeat.
     """
 
     offset: int
@@ -154,16 +161,20 @@ class Record(NamedTuple):
 
 
 def record_of(*fields: Any) -> Record:
-    """A record of the kind that this process has: pickles of both kinds name this function."""
-    from logcore.kernels import Record as kind  # which of the two is known after this module
+    """Return a record of the kernels of this process.
+
+    Pickles of all kernels refer to it.
+    """
+    from logcore.kernels import Record as kind  # defined after this module is imported
 
     return kind(*fields)
 
 
 class TopicRecord(NamedTuple):
-    """A record of a topic: a Record, and where it is.
+    """A record of a topic: a Record, with its topic and partition.
 
-    timestamp_ms: -1 for none. key, value: None for null; from a consumer with deserializers, what these gave.
+    timestamp_ms: -1 for none. key, value: None for null; from a consumer with
+        deserializers, their results.
     """
 
     topic: str
@@ -179,17 +190,19 @@ class TopicRecord(NamedTuple):
 
 
 def topic_record_of(*fields: Any) -> TopicRecord:
-    """As record_of(), for a record of a topic."""
+    """Return a record of a topic, like record_of()."""
     from logcore.kernels import TopicRecord as kind
 
     return kind(*fields)
 
 
 class Receipt(NamedTuple):
-    """What an append did: offsets of its first and last record, its time, and how safe it is.
+    """The result of an append: first and last offset, time and safety.
 
-    durability: "disk" when an fdatasync that began after the write has returned, else "os": a killed process keeps it,
-    a power cut may not. timestamp_ms: the clock when it was appended. topic, partition: where they are.
+    durability: "disk" if an fdatasync that began after the write has returned, else
+    "os". With "os", the record survives the kill of the process, but may be lost in a
+    power cut. timestamp_ms: the time of the append. topic,
+    partition: those of the log.
     """
 
     offset: int
@@ -204,26 +217,27 @@ class Receipt(NamedTuple):
 
 
 def receipt_of(*fields: Any) -> Receipt:
-    """As record_of(), for a receipt."""
+    """Return a receipt, like record_of()."""
     from logcore.kernels import Receipt as kind
 
     return kind(*fields)
 
 
-#: A key, a value or a header's value as appends take it; None is null.
+#: A key, a value or the value of a header, as appends accept it; None is null.
 Piece = bytes | bytearray | memoryview
 HeadersInput = Iterable[tuple[str, Piece | None]]
 #: Milliseconds since the epoch, or a datetime with a time zone (numpy's are UTC).
 Time = int | datetime.datetime | np.datetime64
-#: What append_many() takes: (key, value[, headers[, time]]).
+#: A record as append_many() accepts it: (key, value[, headers[, time]]).
 RecordInput = (
     tuple[Piece | None, Piece | None]
     | tuple[Piece | None, Piece | None, HeadersInput | None]
     | tuple[Piece | None, Piece | None, HeadersInput | None, Time | None]
 )
 
-#: One encoded batch in an output buffer: (position, size_bytes, last_offset, max_timestamp). A plain tuple, because
-#: building a named one costs a tenth of encoding a 16 KiB batch.
+#: One encoded batch in an output buffer: (position, size_bytes, last_offset,
+#: max_timestamp). A plain tuple, because building a named one costs a tenth of encoding
+#: a 16 KiB batch.
 EncodedBatch = tuple[int, int, int, int]
 
 
@@ -231,9 +245,10 @@ _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 def milliseconds(given: object) -> int | None:
-    """A timestamp given by a user as an int of milliseconds since the epoch; None for what is none.
+    """Return a timestamp as milliseconds since the epoch, None if it is none.
 
-    A datetime has to have a time zone, since without one it may mean two things; numpy's are UTC.
+    A datetime must have a time zone, because it is ambiguous without one; those of
+    numpy are UTC.
     """
     if isinstance(given, datetime.datetime) and given.tzinfo is not None:
         given = (given - _EPOCH) // datetime.timedelta(milliseconds=1)

@@ -1,12 +1,15 @@
-"""The hot loops in Python and numpy: what runs where no compiler was, and the oracle for _compiled.pyx.
+"""The hot loops in Python and numpy: the fallback and the oracle for _compiled.pyx.
 
 Rules:
-- Every function here exists in _compiled.pyx with the same arguments, results and errors; property tests hold one
-  against the other. The docstrings here are the specification of both.
-- Nothing is read past the buffer given: every length met in the bytes is checked against what is left first.
-- The buffers given are held only during the call; results own their memory.
+- Every function here exists in _compiled.pyx with the same arguments, results and
+  errors. Property tests compare the two. The docstrings here are the specification of
+  both.
+- Nothing is read past the given buffer. Every length in the bytes is first checked
+  against the remaining size.
+- The given buffers are held only during the call; results own their memory.
 
-This module does not decide anything: which batches to read, when to check a CRC, what to do about damage.
+This module makes no decisions about which batches to read, when to check a CRC, and how
+to handle damage.
 """
 
 from __future__ import annotations
@@ -85,7 +88,8 @@ _U64 = (1 << 64) - 1
 _FEW: Final = 12
 #: Half the time of TopicRecord(...), which is a function in Python.
 _PLACE: Final = functools.partial(tuple.__new__, TopicRecord)
-#: A slice of a memoryview takes 300 ns and one of bytes 60, so copying this much for each piece first still pays.
+#: A slice of a memoryview takes 300 ns and one of bytes 60, so it is still faster to
+#: copy this much first.
 _SPARSE_BYTES: Final = 2048
 
 _new_tuple: Final[Any] = tuple.__new__
@@ -95,12 +99,15 @@ Column = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.uint
 
 
 def _int64(value: int) -> int:
-    """Wraps as Java's long does."""
+    """Wrap around as a long in Java does."""
     return ((value + (1 << 63)) & _U64) - (1 << 63)
 
 
 def _check_head(data: memoryview, position: int, limit: int) -> int:
-    """WALK_END when a whole batch of a known magic starts at position, else why not."""
+    """Return WALK_END if a whole batch of a known magic starts at `position`.
+
+    Returns the WALK_ constant of the fault otherwise.
+    """
     left = limit - position
     if left < PREFIX_SIZE:
         return WALK_SHORT
@@ -157,10 +164,11 @@ def _crc_matches(data: memoryview, position: int, size: int) -> bool:
 
 
 def walk(data: Buffer, position: int, limit: int, max_batches: int, crc: bool) -> tuple[npt.NDArray[Any], int, int]:
-    """Walks batch heads from position towards limit, at most max_batches of them, checking CRCs if asked to.
+    """Walk batch heads from `position` towards `limit`, and check CRCs if `crc` is set.
 
-    Returns (facts, next_position, why): an array of BATCH_FACTS, shape (batches,); the position behind the last good
-    batch; and why the walk stopped there, a WALK_ constant.
+    Returns (facts, next_position, why). `facts` is an array of at most `max_batches`
+    BATCH_FACTS, `next_position` is the position after the last good batch, and `why` is
+    the WALK_ constant for the end of the walk.
     """
     view = memoryview(data).cast("B")
     limit = min(limit, len(view))
@@ -186,9 +194,10 @@ def walk(data: Buffer, position: int, limit: int, max_batches: int, crc: bool) -
 
 
 def follow_on(facts: npt.NDArray[Any], expected: int) -> bool:
-    """Whether some batches, at least one, are all v2 and continue each other from offset expected on without a gap.
+    """Whether one or more batches are all v2 and continue each other without a gap.
 
-    facts: array of layout.BATCH_FACTS, as walk() gives it.
+    The first batch must begin at offset `expected`. `facts` is an array of
+    layout.BATCH_FACTS as returned by walk().
     """
     bases = facts["base_offset"]
     lasts = facts["last_offset"]
@@ -201,9 +210,10 @@ def follow_on(facts: npt.NDArray[Any], expected: int) -> bool:
 
 
 def find_batch(data: Buffer, position: int, limit: int, offset: int) -> int:
-    """Position of the first whole batch whose last offset is at or after offset; no CRC is checked.
+    """Return the position of the first whole batch whose last offset is >= `offset`.
 
-    Stops early at anything that is not a whole batch, and returns that position; returns limit when there is none.
+    No CRC is checked. The search stops at anything that is not a whole batch, and
+    returns that position. Without any such batch it returns `limit`.
     """
     view = memoryview(data).cast("B")
     limit = min(limit, len(view))
@@ -229,12 +239,17 @@ def plan_run(
     expected: int = -1,
     dense: bool = False,
 ) -> tuple[int, int, int]:
-    """The longest run of plain batches from position: whole, v2, not compressed, not control, below end_offset.
+    """Return the longest run of plain batches from `position`.
 
-    expected: the offset that the first one continues with, -1 if that is not known. Each begins at or above it, with
-    dense right at it. Returns (next_position, rows, offset after the run). At least one batch is taken if there is a
-    plain one, whatever the maxima say. When next_position equals position, the batch there is of another kind or is
-    damaged, or its offset does not go on from expected.
+    A plain batch is whole, v2, not compressed, not a control batch, and below
+    `end_offset`. `expected` is the offset at which the run should continue, -1 if it is
+    unknown. Each batch must begin at or above the end of the one before it, and with
+    `dense` exactly there. At least one batch is taken if there is a plain one,
+    regardless of the maxima.
+
+    Returns (next_position, rows, offset after the run). If next_position equals
+    `position`, the batch there is of another kind, is damaged, or has an offset that
+    does not continue from `expected`.
     """
     view = memoryview(data).cast("B")
     limit = min(limit, len(view))
@@ -261,7 +276,7 @@ def plan_run(
 
 
 class _Wrong(Exception):
-    """A rule of the record format is broken; carries the BODY_ constant."""
+    """The bytes break a rule of the record format. Carries the BODY_ constant."""
 
 
 def _read_varint(data: memoryview, position: int, end: int, bits: int) -> tuple[int, int]:
@@ -279,7 +294,11 @@ def _read_varint(data: memoryview, position: int, end: int, bits: int) -> tuple[
 
 
 def _read_size(data: memoryview, position: int, end: int, strict: bool) -> tuple[int, int]:
-    """A 32-bit varint; strict: without surplus bits, which a reader of 64-bit varints would count."""
+    """Read a 32-bit varint.
+
+    With `strict`, surplus bits are an error, because a reader of 64-bit varints would
+    include them in the value.
+    """
     value, next_position = _read_varint(data, position, end, 32)
     if strict and next_position - position == 5 and data[next_position - 1] > 0x0F:
         raise _Wrong(BODY_VARINT)
@@ -308,10 +327,13 @@ def _read_headers(data: memoryview, position: int, end: int, count: int, strict:
 
 
 def _read_row(data: memoryview, position: int, end: int, strict: bool = False) -> tuple[tuple[int, ...], int]:
-    """One record: ((timestamp_delta, offset_delta, key_position, key_size, ..., header_count), next position).
+    """Read one record.
 
-    strict: as a leader takes it. Kafka's readers read any length below 0 as null, and drop surplus bits of a varint;
-    others do not, and a consumer on librdkafka never gets past such a record. What is stored is read all the same.
+    Returns (fields, next position) with the fields (timestamp_delta, offset_delta,
+    key_position, key_size, ..., header_count). With `strict`, the record must be one
+    that a leader accepts. Kafka's readers read any length below 0 as null and drop
+    surplus bits of a varint, but other readers do not, and a consumer on librdkafka
+    never gets past such a record. Stored records are read without `strict`.
     """
     if position >= end:
         raise _Wrong(BODY_SHORT)
@@ -344,7 +366,10 @@ def _read_row(data: memoryview, position: int, end: int, strict: bool = False) -
 
 
 def _read_rows(data: memoryview, position: int, end: int, count: int, strict: bool) -> npt.NDArray[np.int64]:
-    """All records of one batch, shape (8, count): the fields of _read_row, found one by one."""
+    """Read all records of one batch one by one.
+
+    Returns the fields of _read_row as shape (8, count).
+    """
     rows = []
     for _ in range(count):
         row, position = _read_row(data, position, end, strict)
@@ -357,7 +382,10 @@ def _read_rows(data: memoryview, position: int, end: int, count: int, strict: bo
 def _varints(
     data: npt.NDArray[np.uint8], positions: npt.NDArray[np.int64], bits: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
-    """Many varints at once; None when any is malformed or leaves the data."""
+    """Read many varints at once.
+
+    Returns None if any is malformed or exceeds the data.
+    """
     if positions.size and int(positions.max()) >= data.size:
         return None
     byte = data[positions]
@@ -384,9 +412,9 @@ def _varints(
 def _read_rows_at_once(
     raw: bytes, spans: list[tuple[int, int, int]], strict: bool = False
 ) -> npt.NDArray[np.int64] | None:
-    """As _read_rows for the (position, end, count) of several batches, by column.
+    """Read the (position, end, count) of several batches like _read_rows, by column.
 
-    None for anything out of the ordinary, which _read_rows then judges.
+    Returns None if anything is unusual; _read_rows then decides.
     """
     starts: list[int] = []
     stops: list[int] = []
@@ -417,7 +445,7 @@ def _read_rows_at_once(
     view = np.frombuffer(raw, np.uint8)
     stop = np.array(stops, np.int64)
     fields: list[npt.NDArray[np.int64]] = []
-    at = np.array(starts, np.int64) + 1  # behind the attributes
+    at = np.array(starts, np.int64) + 1  # after the attributes
     for bits, is_size in ((64, False), (32, False), (32, True), (32, True), (32, False)):
         found = _varints(view, at, bits)
         if found is None:
@@ -433,7 +461,8 @@ def _read_rows_at_once(
         else:
             fields.append(numbers)
     header_count = fields.pop()
-    # Positions only grow within a record, so when the last is inside its record all are.
+    # Positions only grow within a record, so when the last is inside its record all
+    # are.
     if np.any(at > stop) or np.any((header_count == 0) & (at != stop)):
         return None
     for slot in np.flatnonzero(header_count).tolist():
@@ -450,11 +479,12 @@ def _read_rows_at_once(
 
 
 def _run_at_once(raw: bytes, position: int, limit: int) -> npt.NDArray[np.int64] | None:
-    """The rows of all plain batches in [position, limit), CRCs checked, shape (8, rows): as _read_rows gives them, but
-    with timestamps and offsets in place of their deltas.
+    """Return the rows of all plain batches in [position, limit), checking each CRC.
 
-    None for anything out of the ordinary, and for a few records. One pass of numpy over a run costs 60 us, which for
-    the 120 records of a 16 KiB batch alone would be half of all.
+    The rows have shape (8, rows) and are those of _read_rows with timestamps and
+    offsets in place of their deltas. Returns None if anything is unusual, and for few
+    records. One pass of numpy over a run costs 60 us, which would be half of the total
+    time for the 120 records of a single 16 KiB batch.
     """
     view = memoryview(raw)
     spans = []
@@ -505,7 +535,7 @@ def _rows(
 
 
 def _moved(rows: npt.NDArray[np.int64], distance: int) -> npt.NDArray[np.int64]:
-    """The rows with their positions counted from so many bytes earlier."""
+    """Return the rows with positions relative to an earlier origin."""
     for field in (2, 4, 6):
         rows[field] += distance
     return rows
@@ -538,7 +568,7 @@ def _fill(
 
 
 def _check_whole(data: memoryview, position: int, limit: int, path: Path) -> tuple[int, ...]:
-    """Facts of the v2 batch at position after its head and CRC were checked."""
+    """Return the facts of the v2 batch at `position`. Checks its head and CRC."""
     why = _check_head(data, position, limit)
     if why != WALK_END:
         raise CorruptBatchError(WALK_REASONS[why], path=path, position=position)
@@ -558,11 +588,17 @@ def _append_time(facts: tuple[int, ...]) -> int | None:
 def decode_columns(
     data: Buffer, position: int, limit: int, block: npt.NDArray[np.uint8], rows: int, path: Path = None
 ) -> int:
-    """Decodes the plain batches in [position, limit), which hold at most rows records, checking each CRC.
+    """Decode at most `rows` records of the plain batches in [position, limit).
 
-    block: writable, at least rows * ROW_SIZE bytes; filled as COLUMNS says. Returns the number of rows filled.
-    Raises CorruptBatchError (length, CRC) and InvalidRecordError (record structure, format section 1.8), both with
-    the position of the batch; the block's content is then undefined.
+    Each CRC is checked. `block` is writable and has at least rows * ROW_SIZE bytes. It
+    is filled as COLUMNS specifies. Returns the number of filled rows.
+
+    Raises:
+        CorruptBatchError: A length or a CRC is wrong.
+        InvalidRecordError: The record structure is wrong (format section 1.8).
+
+    Both errors have the position of the batch. The content of the block is then
+    undefined.
     """
     view = memoryview(data).cast("B")
     limit = min(limit, len(view))
@@ -586,11 +622,16 @@ def decode_columns(
 
 
 def sound_batch(data: Buffer) -> tuple[int, int, int, int] | None:
-    """Whether data is exactly one v2 batch that a leader may store as a client sent it, but for offset and epoch.
+    """Check whether `data` is one v2 batch that a leader may store unchanged.
 
-    That is: uncompressed, no control batch, times of its own, CRC right, its records sound, numbered 0, 1, 2, ... and
-    the largest of their times the one in the head. Then (record count, oldest time or -1 if no record has one, newest
-    time, number of records without a key); None for everything else, good or bad, which takes a closer look.
+    Only its offset and epoch may then change. The batch must be uncompressed, must not
+    be a control batch and must have create times. Its CRC must be right and its records
+    sound, with the offset deltas 0, 1, 2, ..., and the largest record time must be the
+    one in the head.
+
+    Returns (record count, oldest time or -1 if no record has one, newest time, number
+    of records without a key). Returns None for every other batch, good or bad, which
+    needs a full check.
     """
     view = memoryview(data).cast("B")
     facts, _, why = walk(view, 0, len(view), 2, True)
@@ -634,10 +675,15 @@ def decode_body_columns(
     position: int | None = None,
     strict: bool = False,
 ) -> None:
-    """Decodes the inflated records of one batch. append_timestamp: the time of all records, None for CreateTime.
-    strict: refuses lengths that only some readers take; see _read_row.
+    """Decode the decompressed records of one batch.
 
-    block: as for decode_columns, for count rows. path and position name the batch in errors: InvalidRecordError.
+    `append_timestamp` is the time of all records, None for CreateTime. `strict` rejects
+    lengths that only some readers accept; see _read_row. `block` is the one of
+    decode_columns, for `count` rows. `path` and `position` identify the batch in
+    errors.
+
+    Raises:
+        InvalidRecordError: The record structure is wrong.
     """
     view = memoryview(body).cast("B")
     if not 0 <= count <= len(view) // MIN_RECORD_SIZE:
@@ -647,9 +693,13 @@ def decode_body_columns(
 
 
 def skip_records(body: Buffer, position: int, count: int, path: Path = None, batch_position: int | None = None) -> int:
-    """The position behind count inflated records of one batch, found by their lengths; what is in them is not read.
+    """Return the position after `count` decompressed records of one batch.
 
-    path and batch_position name the batch in errors: InvalidRecordError.
+    Only their lengths are read. `path` and `batch_position` identify the batch in
+    errors.
+
+    Raises:
+        InvalidRecordError: A length is wrong.
     """
     view = memoryview(body).cast("B")
     try:
@@ -685,13 +735,14 @@ def _objects(
             _read_headers(view, at, _headers_end(view, at, count), count)
             for at, count in zip(starts, counts, strict=True)
         ]
-    # What Record(...) does, without its call of a Python function: 110 ns instead of 290.
+    # Same effect as Record(...), without calling a Python function: 110 ns in place of
+    # 290.
     fields = zip(offsets, timestamps, keys, values, headers, strict=False)
     return list(map(_new_tuple, itertools.repeat(Record), fields))
 
 
 def _cut(raw: bytes, positions: npt.NDArray[Any], sizes: npt.NDArray[Any]) -> list[bytes | None]:
-    """The pieces of raw; a size below 0 is None."""
+    """Return the slices of `raw`. A size below 0 gives None."""
     edges = zip(positions.tolist(), (positions + sizes).tolist(), strict=True)
     if sizes.size and int(sizes.min()) < 0:
         return [None if stop < at else raw[at:stop] for at, stop in edges]
@@ -699,14 +750,17 @@ def _cut(raw: bytes, positions: npt.NDArray[Any], sizes: npt.NDArray[Any]) -> li
 
 
 def _headers_end(data: memoryview, position: int, count: int) -> int:
-    for _ in range(2 * count):  # name and value of headers that were found sound before
+    for _ in range(2 * count):  # name and value of headers that were already validated
         size, position = _read_varint(data, position, len(data), 32)
         position += max(size, 0)
     return position
 
 
 def decode_objects(data: Buffer, position: int, limit: int, path: Path = None) -> list[Record]:
-    """Decodes the plain batches in [position, limit) to records, checking each CRC. Errors as decode_columns."""
+    """Decode the plain batches in [position, limit) to records, and check each CRC.
+
+    Errors are those of decode_columns.
+    """
     view = memoryview(data).cast("B")
     limit = min(limit, len(view))
     if position < limit:
@@ -731,7 +785,7 @@ def decode_objects(data: Buffer, position: int, limit: int, path: Path = None) -
 def decode_placed(
     data: Buffer, position: int, limit: int, topic: str, partition: int, path: Path = None
 ) -> list[TopicRecord]:
-    """As decode_objects(), to records with the topic and partition that they are in."""
+    """Decode like decode_objects(), to records with their topic and partition."""
     return place_records(topic, partition, decode_objects(data, position, limit, path))
 
 
@@ -744,7 +798,10 @@ def decode_body_objects(
     path: Path = None,
     position: int | None = None,
 ) -> list[Record]:
-    """Decodes the inflated records of one batch to records. Arguments and errors as decode_body_columns."""
+    """Decode the decompressed records of one batch to records.
+
+    Arguments and errors are those of decode_body_columns.
+    """
     view = memoryview(body).cast("B")
     if not 0 <= count <= len(view) // MIN_RECORD_SIZE:
         raise InvalidRecordError(BODY_REASONS[BODY_COUNT], path=path, position=position)
@@ -753,12 +810,12 @@ def decode_body_objects(
 
 
 def place_record(topic: str, partition: int, record: Record) -> TopicRecord:
-    """A record with the topic and partition that it is in."""
+    """Return a record with its topic and partition."""
     return TopicRecord(topic, partition, *record)
 
 
 def place_records(topic: str, partition: int, records: list[Record]) -> list[TopicRecord]:
-    """A list of records with the topic and partition that they are in."""
+    """Return a list of records with their topic and partition."""
     return [_PLACE((topic, partition, *record)) for record in records]
 
 
@@ -771,16 +828,23 @@ def read_one(
     end_offset: int = -1,
     dense: bool = False,
 ) -> Record | int:
-    """The first record at or after offset, searched from the batch at position on; the CRC of its batch is checked.
+    """Return the first record at or after `offset`, searching from `position`.
 
-    Returns an int, the position to go on at, when the batch found is not plain (compressed, control, v0, v1, damaged),
-    or holds no such record, or when limit was reached. Also when its offset, which no CRC covers, is not borne out by
-    the batch behind it: that has to begin at the next offset, or (unless dense) at a later one. end_offset: where a
-    batch at limit would begin, -1 when that is not known.
+    `position` is that of a batch. The CRC of the batch found is checked. In these cases
+    the result is an int, the position at which to continue:
+    - The batch found is not plain (compressed, control, v0, v1, damaged), or has no
+      such record.
+    - `limit` was reached.
+    - The next batch contradicts the offset of the batch found, which no CRC covers. The
+      next batch must begin at the next offset, or (unless `dense`) at a later one.
 
-    Where the head says that offsets have no gaps (the last delta is the record count less one), the records before the
-    wanted one are skipped by their lengths alone; if that does not lead to the offset, all are read. Records behind the
-    one found are not read. Errors as decode_columns.
+    `end_offset` is the base offset of a batch at `limit`, -1 if it is unknown. If the
+    head shows that the offsets have no gaps (the last delta is the record count less
+    one), the records before the wanted one are skipped by their lengths. If that does
+    not lead to the offset, all records are read. Records after the one found are not
+    read.
+
+    Errors are those of decode_columns.
     """
     view = memoryview(data).cast("B")
     limit = min(limit, len(view))
@@ -811,7 +875,7 @@ def read_one(
             if _int64(facts[1] + row[1]) == offset:
                 return _record(body, row, facts)
         except _Wrong:
-            pass  # the full walk says what is wrong, if it gets there
+            pass  # the full walk reports the fault, if it reaches it
         at = 0
     try:
         for _ in range(count):
@@ -858,30 +922,39 @@ def get_one(
     end_offset: int = -1,
     dense: bool = False,
 ) -> Record | int:
-    """start_position and then read_one from there, with the arguments, results and errors of both."""
+    """Run start_position and then read_one from there.
+
+    Arguments, results and errors are theirs.
+    """
     position = start_position(index, entries, data, limit, base_offset, offset)
     return read_one(data, position, limit, offset, path, end_offset, dense)
 
 
 def hold(data: Buffer, index: Any, own_from: int) -> Any:
-    """What get_quickly() reads a segment with, to be kept as Segment.held; it has the attribute size_bytes.
+    """The data with which get_quickly() reads a segment, kept as Segment.held.
 
-    data: its mapping. index: its OffsetIndex. own_from: the position from which on this process has appended the
-    batches itself, so that none of them needs a check of its CRC; the others are checked at their first read.
+    It has the attribute size_bytes. `data` is the mapping of the segment, and `index`
+    its OffsetIndex. `own_from` is the position from which this process has appended the
+    batches. Those need no check of their CRC; the CRC of each other batch is checked
+    when it is first read.
     """
     return types.SimpleNamespace(size_bytes=len(data))
 
 
 def get_quickly(state: PartitionFields, offset: int) -> Record | None:
-    """The record at an offset of a partition, where it lies in a plain batch of a segment that is held and there are no
-    gaps; else None. See _getting.pxi for its rules.
+    """Return the record at an offset of a partition, None without a quick read.
+
+    It must be in a plain batch of a held segment, and the offsets must have no gaps.
+    See _getting.pxi for the rules.
     """
     return None
 
 
 def search_offsets(data: Buffer, count: int, target: int) -> int:
-    """Slot of the greatest entry at or below target, a relative offset, among the first count of an offset index;
-    else -1.
+    """Return the slot of the greatest entry at or below `target`, a relative offset.
+
+    Only the first `count` entries of the offset index are searched. Returns -1 if there
+    is no such entry.
     """
     view = memoryview(data).cast("B")
     low = 0
@@ -896,12 +969,12 @@ def search_offsets(data: Buffer, count: int, target: int) -> int:
 
 
 def start_position(index: Buffer, entries: int, data: Buffer, limit: int, base_offset: int, offset: int) -> int:
-    """Where to start looking for offset in a segment: the position of a whole batch at or before it, by the offset
-    index.
+    """Return the position of a whole batch at or before `offset`, by the offset index.
 
-    index, entries: an offset index and how many of its entries count. data, limit: the segment's bytes. The entry
-    found is believed if a whole batch starts at its position whose last offset is at most the entry's and above that
-    of the entry before; otherwise 0.
+    `index` and `entries` are an offset index and the number of its valid entries.
+    `data` and `limit` are the bytes of the segment. The entry found is used if a whole
+    batch starts at its position. The last offset of that batch must be at most the
+    entry's offset and above the offset of the entry before. Otherwise the result is 0.
     """
     slot = search_offsets(index, entries, min(offset - base_offset, INT32_MAX))
     if slot < 0:
@@ -919,11 +992,14 @@ def start_position(index: Buffer, entries: int, data: Buffer, limit: int, base_o
 def gather(
     data: Buffer, positions: npt.NDArray[np.int32], sizes: npt.NDArray[np.int32]
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
-    """Copies scattered pieces behind each other: Arrow's layout of a binary column.
+    """Copy scattered slices into one buffer, in Arrow's layout of a binary column.
 
-    positions, sizes: int32, shape (n,), contiguous; a size of -1 or 0 adds nothing. Returns (offsets, pieces): int32 of
-    shape (n + 1,), uint8 of shape (offsets[-1],). Raises ValueError when a piece lies outside data or the pieces
-    exceed 2^31-1 bytes.
+    `positions` and `sizes` are int32, shape (n,), contiguous; a size of -1 or 0 adds
+    nothing. Returns (offsets, data): int32 of shape (n + 1,) and uint8 of shape
+    (offsets[-1],).
+
+    Raises:
+        ValueError: A slice is outside `data`, or the slices exceed 2^31-1 bytes.
     """
     view = np.frombuffer(memoryview(data).cast("B"), np.uint8)
     lengths = np.maximum(sizes, 0).astype(np.int64)
@@ -939,10 +1015,12 @@ def gather(
 
 
 def pieces(data: Buffer, positions: npt.NDArray[np.int32], sizes: npt.NDArray[np.int32]) -> list[bytes | None]:
-    """Scattered pieces as bytes objects, copied; a size below 0 gives None.
+    """Copy scattered slices to bytes objects. A size below 0 gives None.
 
-    positions, sizes: int32, shape (n,), contiguous. Raises ValueError when a piece lies outside data or the two differ
-    in length.
+    `positions` and `sizes` are int32, shape (n,), contiguous.
+
+    Raises:
+        ValueError: A slice is outside `data`, or the two arrays differ in length.
     """
     view = memoryview(data).cast("B")
     if len(positions) != len(sizes):
@@ -965,7 +1043,7 @@ def pieces(data: Buffer, positions: npt.NDArray[np.int32], sizes: npt.NDArray[np
 
 
 def _encode(value: int) -> bytes:
-    """Zig-zag varint of a number of at most 64 bits."""
+    """Return the zig-zag varint of a number of at most 64 bits."""
     value = (value << 1) ^ (value >> 63)
     if 1 << 14 <= value < 1 << 21:  # offset deltas of a large batch
         return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14))
@@ -979,7 +1057,10 @@ def _encode(value: int) -> bytes:
 
 @functools.cache
 def _small_varints() -> list[bytes]:
-    """Varints of the lengths and deltas that nearly all records have: 10 ms to build once, 300 ns saved on each."""
+    """Return the varints of the lengths and deltas of nearly all records.
+
+    Building the table takes 10 ms once, and it saves 300 ns for each record.
+    """
     return [_encode(value) for value in range(1 << 14)]
 
 
@@ -1028,7 +1109,7 @@ def _pack_headers(headers: Iterable[tuple[str, bytes | None]], index: int) -> by
 
 
 class _Writer:
-    """The output of one encode call: batches one after the other."""
+    """The output of one encode call: consecutive batches."""
 
     def __init__(
         self,
@@ -1062,7 +1143,7 @@ class _Writer:
         self.small = _small_varints()
 
     def finish(self) -> None:
-        """Compresses and heads the open batch, and starts the next one behind it."""
+        """Compress the open batch, write its head, and start the next batch."""
         if not self.count:
             return
         body = b"".join(self.body)
@@ -1094,7 +1175,7 @@ class _Writer:
     def add(
         self, index: int, timestamp: int, key: bytes | None, value: bytes | None, header_count: int, headers: bytes
     ) -> None:
-        """Adds one record, after closing the batch that would get too large."""
+        """Add one record. Closes the open batch first if it would get too large."""
         payload = (len(key) if key else 0) + (len(value) if value else 0) + len(headers)
         if timestamp < -1:
             raise InvalidTimestampError(f"record {index}: a timestamp is -1 or at least 0", found=timestamp)
@@ -1133,10 +1214,11 @@ class _Writer:
         self.count = count + 1
 
     def extend(self, records: Iterable[Any], require_key: bool) -> None:
-        """Adds records as encode_records takes them.
+        """Add records in the form that encode_records accepts.
 
-        The commonest, a tuple of two bytes objects that fits into the open batch, goes by a short way: its parts are
-        found in tables and joined with those of the whole batch: 350 ns instead of 1000.
+        The most common record, a tuple of two bytes objects that fits into the open
+        batch, takes a fast path. Its parts are looked up in tables and joined with
+        those of the whole batch: 350 ns in place of 1000.
         """
         small = self.small
         now_ms = self.now_ms
@@ -1202,15 +1284,27 @@ def encode_records(
     compress: Callable[[Buffer], bytes] | None = None,
     require_key: bool = False,
 ) -> tuple[int, list[EncodedBatch]]:
-    """Encodes (key, value[, headers[, timestamp_ms]]) tuples into v2 batches with consecutive offsets from base_offset.
+    """Encode (key, value[, headers[, timestamp_ms]]) tuples into v2 batches.
 
-    out: receives the batches from position 0 on; it grows when needed, never shrinks, and is meant to be reused.
-    now_ms: timestamp of records that have none. batch_bytes: a batch is closed before a record would take it over
-    this (a larger record gets a batch of its own). max_bytes: no batch may be larger. compress: turns the records of
-    a batch into its body; attributes must name the codec. require_key: as for a compacted topic.
+    Offsets are consecutive from `base_offset` on.
 
-    Returns (size_bytes, batches): bytes used in out, and one EncodedBatch for each. Raises InvalidRecordError,
-    InvalidTimestampError or RecordTooLargeError naming the record; out then holds nothing of use.
+    Args:
+        out: Receives the batches from position 0 on. It grows if needed, never shrinks,
+            and should be reused.
+        now_ms: Timestamp of records that have none.
+        batch_bytes: A batch is closed before a record would exceed this size. A larger
+            record gets its own batch.
+        max_bytes: Maximum size of a batch.
+        compress: Turns the records of a batch into its body; `attributes` must name the
+            codec.
+        require_key: Whether each record needs a key, as in a compacted topic.
+
+    Returns (size_bytes, batches): the number of used bytes in `out`, and one
+    EncodedBatch for each batch.
+
+    Raises:
+        InvalidRecordError, InvalidTimestampError, RecordTooLargeError: The error names
+            the record. The content of `out` is then undefined.
     """
     writer = _Writer(
         base_offset,
@@ -1241,10 +1335,10 @@ def encode_one(
     compress: Callable[[Buffer], bytes] | None = None,
     require_key: bool = False,
 ) -> tuple[bytes, int]:
-    """Encodes one record as a batch of its own: (batch, max_timestamp).
+    """Encode one record as its own batch. Returns (batch, max_timestamp).
 
-    headers: an iterable of (name, value), or None for none. timestamp_ms: None for now_ms. The batch and the errors
-    are those of encode_records for this one tuple.
+    `headers` is an iterable of (name, value), or None. A `timestamp_ms` of None means
+    `now_ms`. The batch and the errors are those of encode_records for this one tuple.
     """
     writer = _Writer(base_offset, leader_epoch, now_ms, INT32_MAX, max_bytes, attributes, -1, -1, -1, compress)
     writer.add(0, *_normalised((key, value, headers, timestamp_ms), 0, now_ms, require_key))
@@ -1255,7 +1349,7 @@ def encode_one(
 def _normalised(
     record: Any, index: int, now_ms: int, require_key: bool
 ) -> tuple[int, bytes | None, bytes | None, int, bytes]:
-    """(timestamp, key, value, header_count, headers) of one record, headers in their encoded form."""
+    """Return (timestamp, key, value, header_count, encoded headers) of a record."""
     shape = "give (key, value[, headers[, timestamp_ms]])"
     try:
         row = record if type(record) is tuple else tuple(record)
@@ -1312,11 +1406,13 @@ def encode_columns(
     compress: Callable[[Buffer], bytes] | None = None,
     require_key: bool = False,
 ) -> tuple[int, list[EncodedBatch]]:
-    """Encodes columns of count rows into v2 batches without headers.
+    """Encode columns of `count` rows into v2 batches without headers.
 
-    keys, values: (data, offsets, nulls): uint8 data, int64 offsets of shape (count + 1,) that rise and stay inside
-    data (the caller has checked this), and uint8 nulls of shape (count,), 1 for null, or None for no nulls. A column
-    of None is all null. timestamps_ms: int64, shape (count,), or None for now_ms. The rest is as in encode_records.
+    `keys` and `values` are (data, offsets, nulls): uint8 data; int64 offsets of shape
+    (count + 1,) that rise and are inside `data`, as checked by the caller; and uint8
+    nulls of shape (count,) with 1 for null, or None for no nulls. A column of None is
+    all null. `timestamps_ms` is int64 of shape (count,), or None for `now_ms`. The
+    other arguments are those of encode_records.
     """
     writer = _Writer(
         base_offset,
@@ -1354,12 +1450,13 @@ def encode_columns(
 
 
 def longest_piece(edges: npt.NDArray[np.int64], size: int) -> int:
-    """The length of the longest piece of a column of bytes whose pieces lie between its edges; -1 when these do not
-    rise from 0 on or above, or reach behind size.
+    """Return the length of the longest value of a column of bytes, by its edges.
 
-    edges: int64, shape (n + 1,), contiguous.
+    Returns -1 if the edges do not rise from 0 or more, or exceed `size`. `edges` is
+    int64, shape (n + 1,), contiguous.
     """
-    # A step back is a huge number when read as unsigned, so one maximum finds both it and a value that is too large.
+    # A decrease is a huge number when read as unsigned, so one maximum detects it and a
+    # value that is too large.
     longest = int(np.diff(edges).view(np.uint64).max(initial=0))
     if edges[0] < 0 or edges[-1] > size or longest > size:
         return -1
@@ -1372,12 +1469,19 @@ def hash_keys(
     sizes: npt.NDArray[np.int32],
     coefficients: npt.NDArray[np.uint64],
 ) -> npt.NDArray[np.uint64]:
-    """128 bits of each key, shape (n, 2), such that two different keys have the same with a chance of 2^-128.
+    """Return 128-bit hashes of keys, shape (n, 2).
 
-    positions, sizes: int32, shape (n,), contiguous. coefficients: uint64, shape (words + 2, 4), random and secret; a
-    key has at most words * 4 bytes, and for a longer or null one the result means nothing. Four multilinear hashes
-    (Thorup: High Speed Hashing for Integers and Strings, section 4.2), of whose 64 bits the upper halves are kept:
-    unlike a fixed function's, their collisions cannot be searched for. Raises ValueError when a key lies outside data.
+    Two different keys collide with probability 2^-128. `positions` and `sizes` are
+    int32, shape (n,), contiguous. `coefficients` is uint64, shape (words + 2, 4),
+    random and secret. A key has at most words * 4 bytes; the result for a longer or
+    null key has no meaning.
+
+    The hashes are the upper halves of four 64-bit multilinear hashes (Thorup: High
+    Speed Hashing for Integers and Strings, section 4.2). Unlike for a fixed function,
+    collisions cannot be searched for.
+
+    Raises:
+        ValueError: A key is outside `data`.
     """
     raw = np.frombuffer(memoryview(data).cast("B"), np.uint8)
     most = 4 * (len(coefficients) - 2)
@@ -1404,17 +1508,22 @@ def hash_keys(
 
 
 def plain_rows(rows: list[Any]) -> tuple[list[bytes | None] | None, npt.NDArray[np.int64]] | None:
-    """Keys and sizes of records that are all tuples of a key and a value, each bytes or None; None where one is not.
+    """Return the keys and sizes of records if all are tuples of key and value.
 
-    The keys are None where no record has one. The sizes, int64 of shape (n,), say what each takes in a batch at most,
-    in bytes. The compiled form does in 20 ns a record what bulk.keys_and_sizes() does in 100, which takes other records
-    too and is its rule book: this plain form leaves all records to that.
+    Returns None otherwise. Each key and value must be bytes or None. The keys are None
+    if no record has one. The sizes, int64 of shape (n,), are upper bounds of the size
+    of each record in a batch, in bytes. The compiled form takes 20 ns a record.
+    bulk.keys_and_sizes() takes 100 ns, accepts other records too, and specifies the
+    rules. This plain form leaves all records to it.
     """
     return None
 
 
 def murmur2(key: bytes) -> int:
-    """Kafka's Utils.toPositive(Utils.murmur2(key)), from 0 to 2^31-1. The constants and the order are Kafka's."""
+    """Return Kafka's Utils.toPositive(Utils.murmur2(key)), from 0 to 2^31-1.
+
+    The constants and the order are Kafka's.
+    """
     factor = 0x5BD1E995
     mask = 0xFFFFFFFF
     size = len(key)
@@ -1437,14 +1546,14 @@ def _slots_of(hashes: npt.NDArray[np.uint64], slots: int) -> npt.NDArray[np.int6
 
 
 def _mark(superseded: npt.NDArray[np.uint8], first: int, offsets: npt.NDArray[np.int64]) -> None:
-    """Sets the bits of offsets; those that have none are left out."""
+    """Set the bits of the offsets. Offsets without a bit are skipped."""
     bits = offsets - first
     bits = bits[(bits >= 0) & (bits < 8 * len(superseded))]
     np.bitwise_or.at(superseded, bits >> 3, (1 << (bits & 7)).astype(np.uint8))
 
 
 def _decoded(data: Buffer, position: int, limit: int, path: Path) -> dict[str, npt.NDArray[Any]]:
-    """The columns of the plain batches in [position, limit), by name."""
+    """Return the columns of the plain batches in [position, limit), by name."""
     facts, _, _ = walk(data, position, limit, max(1, (limit - position) // HEADER_SIZE), False)
     rows = int(np.maximum(facts["record_count"], 0).sum())
     block = np.empty(rows * ROW_SIZE, np.uint8)
@@ -1464,12 +1573,16 @@ def hash_run(
     first: int,
     path: Path = None,
 ) -> int:
-    """Decoding, hash_keys() and the offsets of the plain batches in [position, limit) at once, each CRC checked.
+    """Decode plain batches to key hashes and offsets, and check each CRC.
 
-    Fills hashes, shape (n, 2), and offsets, int64 of shape (n,), for the records with a key, and sets the bits of the
-    others; n is at least the number of records. superseded: a bit for each offset from first on, the lowest of a byte
-    first, changed in place; offsets without a bit are passed over. Returns how many rows were filled, or -1 when a key
-    is longer than the coefficients allow for; the bits are set then too. Raises as decode_columns().
+    The batches are those in [position, limit). Fills `hashes`, shape (n, 2), and
+    `offsets`, int64 of shape (n,), for the records with a key, and sets the bits of the
+    others. n is at least the number of records. `superseded` has a bit for each offset
+    from `first` on, the lowest bit of a byte first, and is changed in place. Offsets
+    without a bit are skipped.
+
+    Returns the number of filled rows, or -1 if a key is longer than the coefficients
+    allow. The bits are set in that case too. Errors are those of decode_columns().
     """
     columns = _decoded(data, position, limit, path)
     sizes = columns["key_sizes"]
@@ -1494,13 +1607,19 @@ def survey_run(
     batches: int,
     path: Path = None,
 ) -> npt.NDArray[np.int64]:
-    """Which records stay of the plain batches in [position, limit), each CRC checked.
+    """Decide which records of plain batches are kept, and check each CRC.
 
-    superseded, first: as hash_run() and map_put() left them; a record stays whose bit is not set. keep: uint8, filled
-    with 1 for each record that stays. batches: how many there are. Returns, int64 of shape (batches, 3), of each batch:
-    the records that stay, those of them without a value, and the timestamp of the first that stays (0 for none).
-    Raises as decode_columns(), but need not notice what is wrong behind the offset of a record that goes: hash_run()
-    has decoded the same bytes.
+    The batches are those in [position, limit). `superseded` and `first` are the ones
+    that hash_run() and map_put() have filled. A record is kept if its bit is not set.
+    `keep` is uint8, and is filled with 1 for each kept record. `batches` is the number
+    of batches.
+
+    Returns int64 of shape (batches, 3). For each batch: the number of kept records, the
+    number of those without a value, and the timestamp of the first kept record (0 if
+    there is none).
+
+    Errors are those of decode_columns(), but damage after the offset of a removed
+    record need not be detected, because hash_run() has decoded the same bytes.
     """
     columns = _decoded(data, position, limit, path)
     facts, _, _ = walk(data, position, limit, batches, False)
@@ -1514,7 +1633,7 @@ def survey_run(
     found = np.zeros((batches, 3), np.int64)
     found[:, 0] = np.bincount(owner[stays], minlength=batches)
     found[:, 1] = np.bincount(owner[stays & (columns["value_sizes"] < 0)], minlength=batches)
-    rows = np.flatnonzero(stays)[::-1]  # the first of each batch is written last
+    rows = np.flatnonzero(stays)[::-1]  # the first record of each batch is assigned last
     found[owner[rows], 2] = columns["timestamps_ms"][rows]
     return found
 
@@ -1528,15 +1647,19 @@ def map_put(
     superseded: npt.NDArray[np.uint8],
     first: int,
 ) -> tuple[int, int]:
-    """Notes the offset of each key in a table of linear probing; a later row of the same key replaces an earlier one.
+    """Store the offset of each key in a hash table with linear probing.
 
-    slots: uint64, shape (n, 3) with n < 2^32: hash and offset + 1, all zero where free; changed in place. hashes: shape
-    (m, 2). offsets: int64, shape (m,), contiguous. used: how many slots are taken, at most `most` < n. superseded,
-    first: as for hash_run(); the bit of each offset is set that a larger one replaces. Returns (rows taken, used): it
-    stops before the first row of a new key once `most` are taken.
+    A later row of the same key replaces an earlier one. `slots` is uint64, shape (n, 3)
+    with n < 2^32: hash and offset + 1, all zero if the slot is free. It is changed in
+    place. `hashes` has shape (m, 2), `offsets` is int64, shape (m,), contiguous. `used`
+    is the number of used slots, at most `most` < n. `superseded` and `first` are those
+    of hash_run(); the bit of each offset that a larger one replaces is set.
+
+    Returns (number of rows stored, used). It stops before the first row of a new key
+    once `most` slots are used.
     """
     count = len(slots)
-    if used + len(hashes) > most:  # near the end the order of the rows says which one is left out
+    if used + len(hashes) > most:  # near the limit the order of the rows decides which one is left out
         for row in range(len(hashes)):
             slot = int(_slots_of(hashes[row : row + 1], count)[0])
             while slots[slot, 2] and not (slots[slot, :2] == hashes[row]).all():
@@ -1565,7 +1688,7 @@ def map_put(
     while len(left):
         free = slots[at, 2] == 0
         same = ~free & (slots[at, 0] == hashes[left, 0]) & (slots[at, 1] == hashes[left, 1])
-        slots[at[free], :2] = hashes[left[free]]  # several may want one slot: the last of them has it
+        slots[at[free], :2] = hashes[left[free]]  # if several keys choose one slot, the last one gets it
         has = same | free & (slots[at, 0] == hashes[left, 0]) & (slots[at, 1] == hashes[left, 1])
         before = slots[at[same], 2].astype(np.int64) - 1
         _mark(superseded, first, before[before < earliest[same]])
@@ -1578,7 +1701,7 @@ def map_put(
 
 
 def map_move(source: npt.NDArray[np.uint64], slots: npt.NDArray[np.uint64]) -> int:
-    """Notes all keys of a table in a larger one, which is empty; returns how many there are."""
+    """Copy all keys of a table to a larger empty one. Returns the number of keys."""
     taken = source[source[:, 2] != 0]
     offsets = taken[:, 2].astype(np.int64) - 1
     none = np.zeros(0, np.uint8)
@@ -1587,7 +1710,7 @@ def map_move(source: npt.NDArray[np.uint64], slots: npt.NDArray[np.uint64]) -> i
 
 
 def map_get(slots: npt.NDArray[np.uint64], hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-    """The offset that map_put() noted for each key, int64 of shape (m,); -1 where there is none."""
+    """Return the offset stored for each key, int64 of shape (m,); -1 if none."""
     found = np.full(len(hashes), -1, np.int64)
     left = np.arange(len(hashes))
     at = _slots_of(hashes, len(slots))
@@ -1601,7 +1724,7 @@ def map_get(slots: npt.NDArray[np.uint64], hashes: npt.NDArray[np.uint64]) -> np
     return found
 
 
-#: What rewrite_batches() does with a batch.
+#: The action of rewrite_batches() for a batch.
 DROP, COPY, FILTER, EMPTY = range(4)
 
 
@@ -1614,14 +1737,23 @@ def rewrite_batches(
     keep: npt.NDArray[np.uint8],
     out: npt.NDArray[np.uint8],
 ) -> npt.NDArray[np.int32]:
-    """Writes batches of a plain run behind each other as compaction leaves them; returns the size of each in out.
+    """Write the batches of a plain run as compaction leaves them, one after another.
 
-    positions: where the batches stand, int64 of shape (n,). actions: uint8 (n,): DROP; COPY as it is; FILTER: the
-    records with keep, their timestamps relative to base_timestamps; EMPTY: the head alone, with time -1 and the largest
-    timestamp it had. attributes: int16 (n,), of batches that are rewritten. keep: uint8, for each record of all
-    batches in order. out: uint8, room for all bytes of the batches and 14 more for each record. A rewritten batch keeps
-    its offsets, epochs, producer and sequence, and gets a new CRC. The batches are those of a run that was decoded:
-    whole, v2, not compressed. Raises InvalidRecordError where records do not fit in.
+    Args:
+        positions: The positions of the batches, int64 of shape (n,).
+        actions: uint8 (n,): DROP; COPY unchanged; FILTER keeps the records with `keep`,
+            with timestamps relative to `base_timestamps`; EMPTY keeps the head alone,
+            with time -1 and its largest timestamp.
+        attributes: int16 (n,), of rewritten batches.
+        keep: uint8, for each record of all batches in order.
+        out: uint8, with room for all bytes of the batches and 14 more for each record.
+
+    A rewritten batch keeps its offsets, epochs, producer and sequence, and gets a new
+    CRC. The batches belong to a run that was decoded: whole, v2, not compressed.
+    Returns the size of each batch in `out`.
+
+    Raises:
+        InvalidRecordError: The records do not fit.
     """
     view = memoryview(data).cast("B")
     sizes = np.zeros(len(positions), np.int32)
@@ -1657,7 +1789,7 @@ def rewrite_batches(
 def _filter(
     view: memoryview, position: int, facts: tuple[int, ...], keep: npt.NDArray[np.uint8], base_timestamp: int
 ) -> tuple[bytes, int, int]:
-    """(records kept, how many, their largest timestamp)."""
+    """Return (kept records, their count, their largest timestamp)."""
     at = position + HEADER_SIZE
     end = position + facts[6]
     append_time = _append_time(facts)

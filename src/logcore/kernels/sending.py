@@ -1,11 +1,12 @@
-"""What each send of a producer changes, as plain attributes: bases of the classes that hold them, and the quick way.
+"""Base classes for the state that each send changes, with plain attributes.
 
-The compiled kernels have the same classes, with these attributes as C fields, so that ProducerFields.send_quickly()
-can look at them and change them within nanoseconds. There is one place for each number: whoever reads or sets the
-attribute, in C or in Python, means the same.
+The compiled kernels have the same classes with these attributes as C fields, so that
+ProducerFields.send_quickly() can read and change them within nanoseconds. Each number
+is stored once: C and Python read and set the same attribute.
 
-This plain form has no quick way: each record goes the one of producer/producer.py, which is the rule book for the
-other. See _sending.pxi for what the compiled one does, and when.
+This plain form has no quick path. Each record takes the path of producer/producer.py,
+which defines the behavior of the quick one. See _sending.pxi for the conditions and the
+steps of the compiled quick path.
 """
 
 from __future__ import annotations
@@ -13,14 +14,19 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Final
 
-#: What a record takes in a batch at most beside key, value and headers (Kafka: DefaultRecord).
+#: Maximum size of a record in a batch in addition to key, value and headers (Kafka:
+#: DefaultRecord).
 RECORD_BYTES: Final = 21
-#: What a record takes in memory beside its bytes in the batch: 64 beside key, value and headers.
+#: Size of a record in memory in addition to its bytes in the batch. The total is 64
+#: plus key, value and headers.
 HELD_BYTES: Final = 64 - RECORD_BYTES
 
 
 class FutureFields:
-    """The base of producer.futures.RecordFuture. index: of the record in its batch. Sizes are in bytes, -1 for null."""
+    """The base of producer.futures.RecordFuture. `index` is the position in its batch.
+
+    Sizes are in bytes, -1 for null.
+    """
 
     __slots__ = ("batch", "index", "key_size", "sent_ms", "value_size")
     batch: Any
@@ -68,7 +74,7 @@ class RouteFields:
 
 
 class WorkFields:
-    """The base of what the thread of a producer knows of it; documented there."""
+    """The base of the state of a producer's thread, which documents its fields."""
 
     lock: Any
     accumulator: Any
@@ -78,20 +84,27 @@ class WorkFields:
 class ProducerFields:
     """The base of producer.producer.Producer.
 
-    _work: what its thread knows of it. _known_routes: topic -> Route. _is_quick: whether a send may go the quick way;
-    not in a transaction, with interceptors, serializers or a callback for all records, nor with a simulated clock.
-    _future_type: RecordFuture. _memory_bytes: buffer_memory. _memory_records: buffer_records. _most_bytes: the largest
-    record. _forks: how often the process had been forked when the producer was made. Written by the constructor alone.
+    Only the constructor sets these fields.
     """
 
     _fs: Any
+    #: The state of the producer's thread.
     _work: Any
+    #: Topic to Route.
     _known_routes: dict[str, Any]
+    #: Whether a send may take the quick path. It is false in a transaction, with
+    #: interceptors, with serializers, with a callback for all records, and with a
+    #: simulated clock.
     _is_quick: bool
+    #: RecordFuture.
     _future_type: Any
+    #: buffer_memory.
     _memory_bytes: int
+    #: buffer_records.
     _memory_records: int
+    #: Maximum size of a record.
     _most_bytes: int
+    #: Number of forks of the process before the producer was created.
     _forks: int
 
     def _send_quickly(
@@ -104,7 +117,9 @@ class ProducerFields:
         timestamp_ms: object,
         on_delivery: object,
     ) -> Any:
-        """Puts a record into the open batch of its partition, where nothing about it is unusual, and returns its
-        RecordFuture; None where something is, and then nothing has happened. Takes what Producer.send() takes.
+        """Put a record into the open batch of its partition if nothing is unusual.
+
+        Returns its RecordFuture, or None without any effect if something is unusual.
+        The arguments are those of Producer.send().
         """
         return None
