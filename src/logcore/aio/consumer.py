@@ -1,14 +1,15 @@
-"""A consumer in an event loop; see logcore.consumer, whose names these are.
+"""A consumer for an event loop. Its names are those of logcore.consumer.
 
 Rules:
-- What comes before a reading, such as a group's rebalance or a commit that is due, is a step in the thread of the
-  consumer. Records are read in the loop, in pieces of about 1 MiB.
-- A position moves only when records are returned, without an await in between: a task that is cancelled loses none.
-- A step of a call that was cancelled is carried out, and the next call comes behind it. What is said meanwhile by
-  seek() and the like takes effect behind it too.
+- The work before a read, such as a rebalance of the group or a due commit, is a step in
+  the thread of the consumer. Records are read in the loop, in chunks of about 1 MiB.
+- A position moves only when records are returned, without an await in between, so a
+  cancelled task loses no records.
+- A step of a cancelled call is completed, and the next call follows it. seek() and
+  similar calls made in between take effect after that step.
 - One task at a time reads. Listeners run in the loop, and may be coroutines.
 
-What a poll does belongs to logcore.consumer.
+The logic of a poll is in logcore.consumer.
 """
 
 from __future__ import annotations
@@ -51,34 +52,46 @@ if TYPE_CHECKING:
     import pyarrow
 
 _T = TypeVar("_T")
-#: How long records are read before the consumer looks after its group again, as the iteration of a Consumer does.
+#: Time for which records are read before the next step for the group, as in the
+#: iteration of a Consumer.
 _LOOK_SECONDS: Final = 0.1
-#: What one reading decodes, about a millisecond of the loop; and how large records are thought to be at first.
+#: Maximum size decoded by one read, which takes the loop about a millisecond; and the
+#: initial estimate of a record's size.
 _PIECE_BYTES: Final = 1 << 20
 _RECORD_BYTES: Final = 65_536
-#: Records that the iteration hands out before other tasks have their turn.
+#: Number of records that the iteration returns before it yields to other tasks.
 _AT_ONCE: Final = 128
 
 
 class RebalanceListener:
-    """Is told, in the loop, what a consumer gets and gives up. Override what is of interest.
+    """Receives, in the loop, the changes of a consumer's partitions.
 
-    The methods may await commit() and other calls of the consumer, but not those that read, subscribe or close.
+    Override the methods of interest. They may await commit() and other calls of the
+    consumer, but not those that read, subscribe or close.
     """
 
     async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        """These are new; positions may be set with seek()."""
+        """Handle new partitions. Their positions may be set with seek()."""
 
     async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        """These are to be given up, and may still be committed."""
+        """Handle partitions that are about to be revoked.
+
+        They may still be committed.
+        """
 
     async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
-        """These may be another's already; commits are refused."""
+        """Handle partitions that another consumer may already have.
+
+        Commits are refused.
+        """
         await self.on_partitions_revoked(partitions)
 
 
 class Listener(Protocol):
-    """A RebalanceListener of logcore.aio or of logcore.consumer; its methods may be coroutines or not."""
+    """A RebalanceListener of logcore.aio or of logcore.consumer.
+
+    Its methods may be coroutines or plain functions.
+    """
 
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> Awaitable[None] | None: ...
     def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> Awaitable[None] | None: ...
@@ -86,7 +99,11 @@ class Listener(Protocol):
 
 
 class _InLoop(values.RebalanceListener):
-    """Tells a listener in the loop; called in the thread, which carries out meanwhile what the listener asks for."""
+    """Calls a listener in the loop.
+
+    The thread of the consumer calls it, and executes the calls that the listener makes
+    until it returns.
+    """
 
     def __init__(self, home: Home, listener: Listener) -> None:
         self._home = home
@@ -103,7 +120,7 @@ class _InLoop(values.RebalanceListener):
 
 
 class _Stepped(synchronous.Consumer):
-    """A consumer whose calls a loop keeps apart; what of it the loop uses has public names here."""
+    """A consumer without its own locking of calls, with public names for the loop."""
 
     def begin(self, news: News) -> None:
         self._news: News | None = news
@@ -134,7 +151,7 @@ class _Stepped(synchronous.Consumer):
 
     @property
     def is_shared(self) -> bool:
-        """Whether other processes write the directory too."""
+        """Whether other processes may write to the directory too."""
         return self._is_shared
 
     def check_open(self) -> None:
@@ -144,43 +161,54 @@ class _Stepped(synchronous.Consumer):
         return self._checked_most(timeout_ms, max_records)
 
     def reading(self, partition: tuple[str, int]) -> Reading:
-        """Raises ConsumerStateError for a partition that is not read."""
+        """Return the read position of a partition.
+
+        Raises:
+            ConsumerStateError: The partition is not read.
+        """
         return self._reading(partition)
 
     def check_seek(self, partition: tuple[str, int], offset: int) -> None:
-        """Raises what seek() raises."""
+        """Check the arguments of seek(), with the errors of seek()."""
         self._sought(partition, offset)
 
     def take_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """The offsets that commit() stores by default."""
+        """Return the offsets that commit() stores by default."""
         return self._take_positions()
 
     def take_wakeup(self) -> bool:
         return self._take_wakeup()
 
     def end(self, *, is_done: bool, timeout: float | None) -> None:
-        """See close(); is_done: what was handed out last is finished."""
+        """Close the consumer; see close().
+
+        `is_done` is whether the records returned last are finished.
+        """
         self._close(is_done=is_done, timeout=timeout)
 
     def add_commit(self, offsets: synchronous.Offsets | None, callback: OnCommit | None) -> bool:
-        """As commit_async(), but that it never waits. Whether so many wait that a step is due."""
+        """Add a commit like commit_async(), without waiting.
+
+        Returns whether enough commits are pending that a step is due.
+        """
         return self._commits.add(self._chosen(offsets), callback)
 
     def step(self) -> None:
-        """In the thread: everything that comes before a reading, also what only the first look has to wait for."""
+        """Run all work before a read, in the thread. A first read may wait here."""
         self.look_after()
         self.has_records()
 
 
 class Consumer:
-    """Made by LogDir.consumer(). An `async with` block closes it; an asynchronous iterator of records.
+    """A consumer made by LogDir.consumer(), and an asynchronous iterator of records.
 
-    All methods are called in the loop that it was made in. Else they raise WrongLoopError. One task at a time reads;
-    others get ConsumerStateError meanwhile.
+    An `async with` block closes it. All methods must be called in the loop in which it
+    was made; otherwise they raise WrongLoopError. One task at a time reads; a second
+    one gets ConsumerStateError.
     """
 
     def __init__(self, home: Home, consumer: _Stepped) -> None:
-        """Not for users."""
+        """Create a consumer. Users call LogDir.consumer()."""
         self._home = home
         self._loop = home.loop
         self._sync = consumer
@@ -188,9 +216,9 @@ class Consumer:
         self._watching = Watching(home, consumer.fs, self._news)
         consumer.begin(self._news)
         self._is_reading = False
-        self._steps = 0  # in the thread, or on their way there
+        self._steps = 0  # running in the thread or queued for it
         self._later: list[Callable[[], None]] = []
-        self._look_at = 0.0  # by the clock of the loop
+        self._look_at = 0.0  # time of the next step, by the clock of the loop
         self._records: Iterator[TopicRecord] | None = None  # of the iteration
         self._until_turn = 0
         self._record_bytes = _RECORD_BYTES
@@ -208,9 +236,10 @@ class Consumer:
         return f"<aio {self._sync!r}>"
 
     async def close(self, timeout: float | None = None) -> None:
-        """Says that all that was handed out is finished, commits it if auto-commit is on, and leaves the group.
+        """Mark all returned records as finished, auto-commit, and leave the group.
 
-        timeout: as for commit(). Cancelled, it goes on in the background. Closing twice is fine.
+        `timeout` is that of commit(). If the call is cancelled, closing continues in
+        the background. Closing twice is allowed.
         """
         await self._close(is_done=True, timeout=timeout)
 
@@ -229,7 +258,7 @@ class Consumer:
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def _begin_step(self, function: Callable[[], _T]) -> asyncio.Future[_T]:
-        """A call that changes what the consumer is about, in the thread."""
+        """Start a call in the thread that changes the state of the consumer."""
 
         def run() -> _T:
             try:
@@ -245,11 +274,11 @@ class Consumer:
         self._steps -= 1
         while self._later and not self._steps:
             function = self._later.pop(0)
-            with contextlib.suppress(ConsumerStateError):  # a partition that this consumer has no more
+            with contextlib.suppress(ConsumerStateError):  # the partition was revoked
                 function()
 
     def _say(self, function: Callable[[], None]) -> None:
-        """Something that takes effect at once, or behind the step of a call that was cancelled."""
+        """Apply a change at once, or after the step of a call that was cancelled."""
         if self._steps and not self._home.is_asking:
             self._later.append(function)
         else:
@@ -259,7 +288,7 @@ class Consumer:
 
     @contextlib.contextmanager
     def _alone(self) -> Generator[None, None, None]:
-        """While one task reads."""
+        """Allow one task at a time to read."""
         self._refuse_listener("reading")
         if self._is_reading:
             raise ConsumerBusyError("a consumer is read by one task at a time, and another reads this one")
@@ -274,7 +303,7 @@ class Consumer:
         if self._home.is_asking:
             raise ConsumerStateError(f"a listener may seek and commit; {what} has to wait until it has returned")
 
-    # -- what is read --------------------------------------------------------------------------------------------
+    # -- subscriptions -------------------------------------------------------------------------------------------
 
     def subscribe(
         self,
@@ -283,7 +312,7 @@ class Consumer:
         pattern: str | re.Pattern[str] | None = None,
         listener: Listener | None = None,
     ) -> None:
-        """Reads these topics, or those that match a pattern; see logcore.consumer.Consumer.subscribe()."""
+        """Subscribe to topics, by name or pattern; see Consumer.subscribe()."""
         self._refuse_listener("subscribe()")
         told = None
         if listener is not None:
@@ -291,27 +320,30 @@ class Consumer:
         self._say(functools.partial(self._sync.subscribe, topics, pattern=pattern, listener=told))
 
     async def unsubscribe(self) -> None:
-        """Gives up all partitions and leaves the group."""
+        """Give up all partitions and leave the group."""
         self._refuse_listener("unsubscribe()")
         await self._begin_step(self._sync.unsubscribe)
 
     async def assign(self, partitions: Iterable[tuple[str, int]]) -> None:
-        """Reads these partitions, whatever a group does. Raises TopicNotFoundError."""
+        """Read these partitions, independently of a group.
+
+        Raises TopicNotFoundError.
+        """
         self._refuse_listener("assign()")
         await self._begin_step(functools.partial(self._sync.assign, list(partitions)))
 
     def subscription(self) -> frozenset[str]:
-        """The topics that are subscribed to; with a pattern, those that match now."""
+        """Return the subscribed topics; with a pattern, those that match now."""
         self._home.check()
         return self._sync.subscription()
 
     def assignment(self) -> frozenset[TopicPartition]:
-        """The partitions that this consumer reads now."""
+        """Return the partitions that this consumer reads now."""
         self._home.check()
         return self._sync.assignment()
 
     def pause(self, *partitions: tuple[str, int]) -> None:
-        """Readings pass them over until resume()."""
+        """Exclude partitions from reads until resume()."""
         self._check(partitions)
         self._say(functools.partial(self._sync.pause, *partitions))
 
@@ -331,7 +363,7 @@ class Consumer:
     # -- positions -----------------------------------------------------------------------------------------------
 
     def position(self, partition: tuple[str, int]) -> int:
-        """The next offset that is handed out. Raises NoOffsetError."""
+        """Return the next offset that a read returns. Raises NoOffsetError."""
         self._home.check()
         found = self._sync.reading(partition).position
         if found is None:
@@ -339,56 +371,60 @@ class Consumer:
         return found
 
     def seek(self, partition: tuple[str, int], offset: int) -> None:
-        """Goes on from an offset. It is looked for when a reading comes to it."""
+        """Set the position to an offset. The next read of the partition checks it."""
         self._home.check()
         self._sync.check_seek(partition, offset)
         self._say(functools.partial(self._sync.seek, partition, offset))
 
     async def seek_to_beginning(self, *partitions: tuple[str, int]) -> None:
-        """Of all partitions that are read, when none is named."""
+        """Set the positions of these partitions, by default of all that are read."""
         await self._begin_step(functools.partial(self._sync.seek_to_beginning, *partitions))
 
     async def seek_to_end(self, *partitions: tuple[str, int]) -> None:
         await self._begin_step(functools.partial(self._sync.seek_to_end, *partitions))
 
     async def lag(self, partition: tuple[str, int] | None = None) -> int:
-        """How many offsets lie between the position and the end, of one partition or of all. Raises NoOffsetError."""
+        """Return the number of offsets up to the end, of one partition or of all.
+
+        Raises:
+            NoOffsetError: A partition has no position.
+        """
         return await self._begin_step(functools.partial(self._sync.lag, partition))
 
     async def beginning_offsets(self, partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, int]:
         return await self._home.call(self._sync.beginning_offsets, list(partitions))
 
     async def end_offsets(self, partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, int]:
-        """Up to where this consumer may read, by its isolation level."""
+        """Return the end offset for this consumer, by its isolation level."""
         return await self._home.call(self._sync.end_offsets, list(partitions))
 
     async def offsets_for_times(self, times_ms: Mapping[tuple[str, int], int]) -> dict[TopicPartition, int | None]:
-        """The first offset of a record that is not older; None where all are older."""
+        """Return the offset of the first record that is not older, None if none."""
         return await self._home.call(self._sync.offsets_for_times, dict(times_ms))
 
     def topics(self) -> list[str]:
-        """The topics of the directory."""
+        """Return the topics of the directory."""
         self._home.check()
         return self._sync.topics()
 
     def partitions_for(self, topic: str) -> tuple[int, ...]:
-        """Numbers of a topic's partitions. Raises TopicNotFoundError."""
+        """Return the partition numbers of a topic. Raises TopicNotFoundError."""
         self._home.check()
         return self._sync.partitions_for(topic)
 
     def metrics(self) -> ConsumerMetrics:
-        """Counters since it was made."""
+        """Return the counters since the consumer was made."""
         self._home.check()
         return self._sync.metrics()
 
     # -- commits -------------------------------------------------------------------------------------------------
 
     async def commit(self, offsets: synchronous.Offsets | None = None, timeout: float | None = None) -> None:
-        """Stores how far the group came: the positions at this call, or these offsets. On disk when it returns, with
-        those of commit_async() before it.
+        """Commit the positions at this call, or the given offsets.
 
-        Cancelled, it is carried out or not; the next commit comes behind it. Errors as for
-        logcore.consumer.Consumer.commit().
+        They are on disk when it returns, together with those of earlier commit_async()
+        calls. If it is cancelled, the commit may or may not happen; the next commit
+        follows it. Errors are those of logcore.consumer.Consumer.commit().
         """
         self._home.check()
         self._sync.check_open()
@@ -400,10 +436,15 @@ class Consumer:
         await self._home.call(self._sync.commit, chosen, timeout)
 
     def commit_async(self, offsets: synchronous.Offsets | None = None, callback: OnCommit | None = None) -> None:
-        """As commit(), without waiting: what waits is stored with one sync by the next step of the consumer, such as a
-        reading's, commit() or close(). callback(error, offsets): called in the loop then.
+        """Queue a commit without waiting.
 
-        Raises ConsumerStateError and InvalidConfigError.
+        The next step of the consumer stores all queued commits with one sync. Reads,
+        commit() and close() make such steps. `callback(error, offsets)` is then called
+        in the loop.
+
+        Raises:
+            ConsumerStateError: The consumer is closed or has no group.
+            InvalidConfigError: An offset is invalid.
         """
         self._home.check()
         self._sync.check_open()
@@ -417,25 +458,30 @@ class Consumer:
     def _tell_committed(
         self, callback: OnCommit, error: Exception | None, offsets: Mapping[TopicPartition, OffsetAndMetadata]
     ) -> None:
-        """In the thread, or in the loop."""
+        """Pass the result of a commit to the callback.
+
+        Runs in the thread or in the loop.
+        """
         self._home.tell(functools.partial(call, callback, error, offsets))
 
     async def committed(self, partitions: Iterable[tuple[str, int]]) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """What the group has committed, by whomever; None where nothing was."""
+        """Return the committed offsets of the group, None where there is none."""
         return await self._home.call(self._sync.committed, list(partitions))
 
     def group_metadata(self) -> GroupMetadata:
-        """Which member of its group this consumer is now, for TransactionalProducer.send_offsets_to_transaction()."""
+        """Return the membership, for TransactionalProducer.send_offsets_to_transaction()."""
         self._home.check()
         return self._sync.group_metadata()
 
     # -- reading -------------------------------------------------------------------------------------------------
 
     async def getmany(self, timeout_ms: int = 0, max_records: int | None = None) -> ConsumerRecords:
-        """The next records of the share, at most max_records (max_poll_records) and about 1 MiB; waits up to
-        timeout_ms for the first of them.
+        """Return the next records of the assigned partitions.
 
-        The list of the call before is finished with this call. Errors as for logcore.consumer.Consumer.poll().
+        At most `max_records` (default max_poll_records) and about 1 MiB are returned.
+        The call waits up to `timeout_ms` for the first record. It marks the records of
+        the previous call as finished. Errors are those of
+        logcore.consumer.Consumer.poll().
         """
         most = self._sync.checked_most(timeout_ms, max_records)
         given = ConsumerRecords({})
@@ -454,18 +500,24 @@ class Consumer:
     poll = getmany
 
     def _measure(self, found: Mapping[TopicPartition, list[TopicRecord]]) -> None:
-        """Takes a record of each partition for the size of the others."""
+        """Update the estimated record size from one record of each partition."""
         sizes = [_size_bytes(records[-1]) for records in found.values()]
         self._record_bytes = 64 + sum(sizes) // len(sizes)
 
     async def poll_columns(
         self, timeout_ms: int = 0, max_bytes: int = MAX_COLUMN_BYTES
     ) -> dict[TopicPartition, list[RecordColumns]]:
-        """The same as columns, about max_bytes of what there is in the partitions now. Decoded in the thread."""
+        """Return records as columns, decoded in the thread.
+
+        The result has about `max_bytes` of the records that are in the partitions now.
+        """
         return await self._poll_columns(timeout_ms, max_bytes, dict)
 
     async def poll_arrow(self, timeout_ms: int = 0, max_bytes: int = MAX_COLUMN_BYTES) -> pyarrow.Table:
-        """The same as one Arrow table, made in the thread. See logcore.consumer.Consumer.poll_arrow()."""
+        """Return records as one Arrow table, made in the thread.
+
+        See logcore.consumer.Consumer.poll_arrow().
+        """
         from logcore.consumer.tables import table_of
 
         return await self._poll_columns(timeout_ms, max_bytes, table_of)
@@ -473,7 +525,10 @@ class Consumer:
     async def _poll_columns(
         self, timeout_ms: int, max_bytes: int, make: Callable[[dict[TopicPartition, list[RecordColumns]]], _T]
     ) -> _T:
-        """The columns as make() gives them in the thread. It is called with none first, before anything is read."""
+        """Return the columns in the form that make() returns in the thread.
+
+        make() is first called without columns, before anything is read.
+        """
 
         def find() -> tuple[list[Columns], _T]:
             found = self._sync.fetcher.find_columns(max_bytes)
@@ -497,8 +552,10 @@ class Consumer:
         return self
 
     async def __anext__(self) -> TopicRecord:
-        """Records as they come. wakeup() ends it, and consumer_timeout_ms without a record. A record is finished when
-        the loop asks for the next.
+        """Yield records as they arrive.
+
+        The iteration ends after wakeup(), and after consumer_timeout_ms without a
+        record. A record is finished when the loop requests the next one.
         """
         self._until_turn -= 1
         if self._until_turn > 0 and not self._steps and not self._is_reading:
@@ -537,13 +594,16 @@ class Consumer:
         return None
 
     async def _prepare(self, deadline: float | None) -> bool:
-        """Whether there are records now; as the method of that name of logcore's Consumer, in steps."""
-        await asyncio.sleep(0)  # while there are always records, the loop has its turn here
+        """Whether there are records now.
+
+        Runs Consumer.has_records() of logcore in steps.
+        """
+        await asyncio.sleep(0)  # yields to the loop even if there are always records
         while True:
             if self._is_look_due or not self._sync.has_records():
                 await self._begin_step(self._sync.step)
                 self._look_at = self._loop.time() + _LOOK_SECONDS
-                if self._steps:  # that of another task came behind it
+                if self._steps:  # a step of another task was queued after this one
                     continue
             if self._sync.take_wakeup():
                 raise WakeupError("wakeup() was called")
@@ -563,15 +623,19 @@ class Consumer:
         return bool(self._steps) or self._sync.is_shared or self._loop.time() >= self._look_at
 
     def wakeup(self) -> None:
-        """May be called in any thread: the getmany() that waits, or the next one, raises WakeupError; an iteration
-        ends.
+        """Interrupt a read. Any thread may call it.
+
+        The waiting getmany(), or the next one, raises WakeupError; an iteration ends.
         """
         self._sync.wakeup()
         self._news.tell()
 
 
 def _follow_elsewhere(loop_thread: int, log: Log) -> None:
-    """Looks at what other processes have appended, which waits for the disk: never in the thread of the loop."""
+    """Poll the appends of other processes.
+
+    This may wait for the disk, so never in the loop.
+    """
     if threading.get_ident() != loop_thread:
         log.refresh()
 
@@ -582,7 +646,7 @@ def _size_bytes(record: TopicRecord) -> int:
 
 
 def opening(directory: LogDir, settings: ConsumerSettings) -> Opening[Consumer]:
-    """A consumer of a directory that is open, for the task that awaits it."""
+    """Open a consumer of an open directory, for the task that awaits it."""
 
     def make() -> _Stepped:
         groups: Any = None

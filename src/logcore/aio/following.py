@@ -97,7 +97,10 @@ def _expire(waiter: asyncio.Future[bool]) -> None:
 
 
 class Watching:
-    """Wakes tasks when files in directories change. All methods are called in the loop."""
+    """Wakes tasks when files in directories change.
+
+    All methods are called in the loop.
+    """
 
     def __init__(self, home: Home, fs: FS, news: News) -> None:
         self._loop = home.loop

@@ -138,7 +138,10 @@ class Home:
         return future
 
     def submit(self, job: Callable[[], object]) -> None:
-        """Submit a function without a result to the worker thread. It must not raise."""
+        """Submit a function without a result to the worker thread.
+
+        It must not raise.
+        """
         # The object is closed, and the function raises that immediately.
         if self._is_ended:
             job()

@@ -1,11 +1,13 @@
-"""One partition in an event loop; see logcore.Log, whose names these are.
+"""One partition in an event loop. Its names are those of logcore.Log.
 
 Rules:
-- What tasks append while the disk is busy is written together, and told to the loop together.
-- An append that is cancelled before it was handed to the thread leaves no trace. A later one is carried out.
-- Reading runs in the loop, in pieces of some hundred records.
+- Appends of tasks that arrive while the disk is busy are written together, and
+  completed in the loop together.
+- An append that is cancelled before it was passed to the thread has no effect. A later
+  one is completed.
+- Reads run in the loop, in chunks of some hundred records.
 
-How records are stored and read belongs to logcore.log.
+Storing and reading records is implemented in logcore.log.
 """
 
 from __future__ import annotations
@@ -32,16 +34,21 @@ from logcore.reader import Isolation, fs_of, record_lists
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-#: Appends that are written together at most, so that their batch fits a segment and no caller waits long.
+#: Maximum number of appends that are written together, so that their batch fits a
+#: segment and no caller waits long.
 _MOST_TOGETHER: Final = 1_000
 _MOST_BYTES: Final = 1 << 19
 _RECORD_BYTES: Final = 64
-#: Errors of one record, for which others are not to fail.
+#: These errors affect one record, and must not fail other records.
 _OF_RECORDS: Final = (InvalidRecordError, RecordTooLargeError, TypeError, ValueError, OverflowError)
 
 
 class Appended:
-    """One append that waits. row: as Log.append_many() takes it. turn: how many other calls came before it."""
+    """One queued append.
+
+    `row` is in the form of Log.append_many(). `turn` is the number of other calls
+    before it.
+    """
 
     __slots__ = ("durability", "expected_offset", "future", "row", "size_bytes", "turn")
 
@@ -64,7 +71,7 @@ class Appended:
 
 
 class Appending:
-    """Appends of many tasks to one log, in the order of the calls."""
+    """Queues appends of many tasks to one log, in the order of the calls."""
 
     def __init__(self, home: Home, log: synchronous.Log) -> None:
         self._home = home
@@ -74,7 +81,10 @@ class Appending:
         self._turn = 0
 
     def add(self, one: Appended) -> None:
-        """In the loop. The thread is asked once the tasks that are to run now have run."""
+        """Queue an append. Runs in the loop.
+
+        The thread is started after the tasks that are ready now have run.
+        """
         one.turn = self._turn
         self._waiting.append(one)
         if not self._is_due:
@@ -82,18 +92,21 @@ class Appending:
             self._home.loop.call_soon(self.hand_over)
 
     def hand_over(self) -> None:
-        """In the loop: the thread writes what waits."""
+        """Start the thread that writes the queued appends. Runs in the loop."""
         if self._is_due:
             self._is_due = False
             self._home.submit(functools.partial(self._write, self._turn))
 
     def let_pass(self) -> None:
-        """In the loop: another call comes behind what waits now, and before what is added later."""
+        """Mark that another call follows the queued appends, before later ones.
+
+        Runs in the loop.
+        """
         self.hand_over()
         self._turn += 1
 
     def _write(self, turn: int) -> None:
-        """In the thread."""
+        """Write the queued appends. Runs in the thread."""
         while self._waiting and self._waiting[0].turn <= turn:
             together = self._next(turn)
             if together:
@@ -101,7 +114,7 @@ class Appending:
                 self._home.tell(functools.partial(_settle, together, outcomes))
 
     def _next(self, turn: int) -> list[Appended]:
-        """Those that one batch may hold. The first of them decides how safe it is to be."""
+        """Return the appends for one batch. The first one determines the durability."""
         found: list[Appended] = []
         size_bytes = 0
         most = most_bytes(self._log)
@@ -124,8 +137,11 @@ class Appending:
 
 
 def most_bytes(log: synchronous.Log) -> int:
-    """Of records that Log.append_many() stores together or not at all: more goes in parts, of which a full disk may
-    leave some. Half of what its limits say, for the headers of batches.
+    """Return the maximum size of records that Log.append_many() stores atomically.
+
+    More records are written in parts, and with a full disk only some of the parts may
+    be stored. The result is half of the limits of the log, because of the heads of
+    batches.
     """
     config = log.config
     durability = log.durability
@@ -138,7 +154,7 @@ def most_bytes(log: synchronous.Log) -> int:
 
 
 def _size_bytes(piece: object) -> int:
-    """At most what it takes in a record. 0 for what append() refuses."""
+    """Return an upper bound of the size of a part of a record, 0 for an invalid one."""
     if isinstance(piece, (bytes, bytearray)):
         return len(piece)
     if isinstance(piece, memoryview):
@@ -151,7 +167,7 @@ def _size_bytes(piece: object) -> int:
 
 
 def _outcomes(log: synchronous.Log, together: list[Appended]) -> list[Receipt | BaseException]:
-    """Appends records as one batch, or one by one where one of them is refused."""
+    """Append records as one batch, or one by one if one of them is rejected."""
     if len(together) == 1:
         return [_outcome(log, together[0])]
     try:
@@ -201,7 +217,7 @@ def open(
     shared: bool = False,
     fs: FS = OS,
 ) -> Opening[Log]:
-    """Opens one partition directory as logcore.open() does, for `async with`, or with `await`."""
+    """Open a partition directory like logcore.open(), with `async with` or `await`."""
 
     async def begin() -> Log:
         home = Home("the log")
@@ -229,15 +245,17 @@ def open(
 
 
 class Log:
-    """One partition directory, for tasks of one event loop. Made by logcore.aio.open() and LogDir.partition().
+    """One partition directory, for tasks of one event loop.
 
-    sync: the log without a loop, for what is not here: its methods may be called in threads, such as with
-    asyncio.to_thread(log.sync.scrub). All methods here raise WrongLoopError outside the loop, and else what those of
-    logcore.Log raise.
+    Made by logcore.aio.open() and LogDir.partition().
+
+    `sync` is the log without a loop, for methods that are missing here. They may be
+    called in threads, such as with asyncio.to_thread(log.sync.scrub). All methods here
+    raise WrongLoopError outside the loop, and else what those of logcore.Log raise.
     """
 
     def __init__(self, home: Home, log: synchronous.Log) -> None:
-        """Not for users."""
+        """Create a log. Users call logcore.aio.open() or LogDir.partition()."""
         self.sync = log
         self._home = home
         self._appending = Appending(home, log)
@@ -255,7 +273,11 @@ class Log:
         return f"<aio {self.sync!r}>"
 
     async def close(self) -> None:
-        """Closes the log. Cancelled, it goes on in the background. Closing twice is fine."""
+        """Close the log.
+
+        If it is cancelled, closing continues in the background. Closing twice is
+        allowed.
+        """
         closing = self._call(self.sync.close)
         try:
             await closing
@@ -263,13 +285,13 @@ class Log:
             self.let_go()
 
     def let_go(self) -> None:
-        """Of a log that its directory has closed."""
+        """Release the resources of a log that its directory has closed."""
         self._following.wake()
         self._following.close()
         self._home.end()
 
     def _call(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> Coroutine[Any, Any, _T]:
-        """In the thread, behind what was appended before."""
+        """Run a call in the thread, after all earlier appends."""
         self._home.check()
         self._appending.let_pass()
         return self._home.call(function, *args, **kwargs)
@@ -286,14 +308,15 @@ class Log:
         durability: Level | None = None,
         expected_offset: int | None = None,
     ) -> Receipt:
-        """Appends one record, together with those of other tasks; returns when it is as safe as the log's policy says.
+        """Append one record, together with those of other tasks.
 
-        Records are stored in the order of the calls. Cancelled before its turn, it leaves no trace; after that the
-        record is stored all the same.
+        It returns when the record has the durability of the log's policy. Records are
+        stored in the order of the calls. If it is cancelled before the record is passed
+        to the thread, nothing is stored; after that the record is stored.
         """
         self._home.check()
         if headers.__class__ is not tuple and isinstance(headers, Iterable):
-            headers = tuple(headers)  # it is read again if another record of the batch is refused
+            headers = tuple(headers)  # needed twice if another record of the batch is rejected
         future: asyncio.Future[Receipt] = self._home.loop.create_future()
         self._appending.add(Appended((key, value, headers, timestamp_ms), durability, expected_offset, future))
         return await future
@@ -332,7 +355,7 @@ class Log:
         return await self._call(self.sync.append_batch, data, durability=durability)
 
     async def flush(self) -> None:
-        """Returns when all that was appended before the call is on disk."""
+        """Wait until all records appended before the call are on disk."""
         await self._call(self.sync.flush)
 
     # -- reading -------------------------------------------------------------------------------------------------
@@ -345,9 +368,9 @@ class Log:
         isolation: Isolation = "read_uncommitted",
         max_bytes: int | None = None,
     ) -> Lists[Record]:
-        """The records in [start, end), for `async for`; see logcore.Log.read().
+        """Return the records in [start, end), for `async for`; see logcore.Log.read().
 
-        Between pieces of some hundred records other tasks have their turn.
+        Between chunks of some hundred records other tasks run.
         """
         self._home.check()
 
@@ -357,15 +380,16 @@ class Log:
         return Pieces(self._home, find())
 
     async def get(self, offset: int) -> Record:
-        """The record at offset, or the next one; see logcore.Log.get()."""
+        """Return the record at an offset, or the next one; see logcore.Log.get()."""
         self._home.check()
         return self.sync.get(offset)
 
     def tail(self, start: int | None = None, *, timeout: float | None = None) -> Lists[Record]:
-        """Records from start on, by default the present end, and then new ones as they come, for `async for`.
+        """Return records from `start` on and new ones as they arrive, for `async for`.
 
-        timeout: seconds without a new record after which the iteration ends. It also ends when the log is closed. All
-        tails of a log share one listener or one inotify handle.
+        The default of `start` is the present end. The iteration ends after `timeout`
+        seconds without a new record, and when the log is closed. All tails of a log
+        share one listener or one inotify handle.
         """
         self._home.check()
         if start is None:
@@ -386,7 +410,7 @@ class Log:
         """See logcore.Log.refresh()."""
         return await self._call(self.sync.refresh)
 
-    # -- what is known -------------------------------------------------------------------------------------------
+    # -- attributes ----------------------------------------------------------------------------------------------
 
     @property
     def path(self) -> str:
@@ -420,7 +444,7 @@ class Log:
     def durable_end_offset(self) -> int:
         return self.sync.durable_end_offset
 
-    # -- work in time, segments ------------------------------------------------------------------------------------
+    # -- maintenance and segments --------------------------------------------------------------------------------
 
     async def tick(self, now_ms: Time | None = None) -> bool:
         """See logcore.Log.tick()."""

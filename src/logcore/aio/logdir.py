@@ -1,6 +1,7 @@
-"""A directory of partition logs in an event loop; see logcore.LogDir, whose names these are.
+"""A directory of partition logs in an event loop, with the names of logcore.LogDir.
 
-Nothing is decided here: each call is that of the directory, in its thread where it may wait.
+Nothing is decided here: each call is that of the directory, in its thread where it may
+wait.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def open_dir(
     shared: bool = False,
     fs: FS = OS,
 ) -> Opening[LogDir]:
-    """Opens a directory of partitions as logcore.open_dir() does, for `async with`, or with `await`."""
+    """Open a directory like logcore.open_dir(), with `async with` or `await`."""
 
     async def begin() -> LogDir:
         home = Home("the log directory")
@@ -71,10 +72,13 @@ def open_dir(
 
 
 class LogDir:
-    """A directory of partition logs, for tasks of one event loop. Made by logcore.aio.open_dir().
+    """A directory of partition logs, for tasks of one event loop.
 
-    sync: the directory without a loop, for what is not here: its methods may be called in threads. All methods raise
-    WrongLoopError outside the loop, and else what those of logcore.LogDir raise.
+    Made by logcore.aio.open_dir().
+
+    sync: the directory without a loop, for what is not here: its methods may be called
+    in threads. All methods raise WrongLoopError outside the loop, and else what those
+    of logcore.LogDir raise.
     """
 
     def __init__(self, home: Home, directory: synchronous.LogDir) -> None:
@@ -102,7 +106,11 @@ class LogDir:
         return self.sync.path
 
     async def close(self) -> None:
-        """Closes every log and the directory. Cancelled, it goes on in the background. Closing twice is fine."""
+        """Close every log and the directory.
+
+        If it is cancelled, closing continues in the background. Closing twice is
+        allowed.
+        """
         closing = self._home.begin(self.sync.close)
         self._home.end()
         try:
@@ -156,7 +164,10 @@ class LogDir:
     # -- records -------------------------------------------------------------------------------------------------
 
     async def partition(self, topic: str, number: int) -> Log:
-        """The log of a partition, opened when it is first asked for; closed with the directory."""
+        """Return the log of a partition.
+
+        It is opened once and closed with the directory.
+        """
         log = await self._home.call(self.sync.partition, topic, number)
         known = self._logs.get((topic, number))
         if known is None or known.sync is not log:
@@ -174,7 +185,7 @@ class LogDir:
         partition: int | None = None,
         durability: Level | None = None,
     ) -> Receipt:
-        """Appends one record, to the partition of its key by default; see logcore.LogDir.append() and Log.append()."""
+        """Append one record; see logcore.LogDir.append() and Log.append()."""
         if partition is None:
             partition = self.sync.choose_partition(topic, key, value)
         log = self._logs.get((topic, partition))
@@ -190,7 +201,7 @@ class LogDir:
         *,
         partitions: Iterable[int] | None = None,
     ) -> Lists[TopicRecord]:
-        """The records of a topic, one partition after the other, for `async for`; see logcore.Topic.read()."""
+        """Return the records of a topic, for `async for`; see logcore.Topic.read()."""
         self._home.check()
         find = functools.partial(self.sync.topic(topic).record_lists, start, end, partitions)
         return Pieces(self._home, None, find)
@@ -227,7 +238,10 @@ class LogDir:
         **settings: Unpack[TransactionOptions],
     ) -> Opening[producers.TransactionalProducer]: ...
     def producer(self, *, config: Mapping[str, object] | None = None, **settings: Any) -> Opening[Any]:
-        """A producer; see logcore.LogDir.producer(). For `async with`, or with `await`."""
+        """A producer; see logcore.LogDir.producer().
+
+        For `async with`, or with `await`.
+        """
         self._home.check()
         synchronous.check_writable(self.sync)
         return producers.opening(self.sync, chosen_settings(config, settings))
@@ -235,7 +249,10 @@ class LogDir:
     def consumer(
         self, *, config: Mapping[str, object] | None = None, **settings: Unpack[ConsumerOptions]
     ) -> Opening[consumers.Consumer]:
-        """A consumer of topics; see logcore.LogDir.consumer(). For `async with`, or with `await`."""
+        """A consumer of topics; see logcore.LogDir.consumer().
+
+        For `async with`, or with `await`.
+        """
         self._home.check()
         synchronous.check_open(self.sync)
         return consumers.opening(self.sync, consumer_settings(config, settings))

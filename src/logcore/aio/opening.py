@@ -1,6 +1,6 @@
-"""What is opened with `await`, or with `async with`, which closes it.
+"""Objects that are opened with `await`, or with `async with`, which closes them.
 
-Nothing here knows what that is.
+This module does not depend on the opened objects.
 """
 
 from __future__ import annotations

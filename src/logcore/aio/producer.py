@@ -1,14 +1,17 @@
-"""A producer in an event loop; see logcore.producer, whose names these are.
+"""A producer for an event loop. Its names are those of logcore.producer.
 
 Rules:
-- send() queues a record, and waits only where the memory of the producer is full. The future that it returns belongs to
-  the loop. Cancelling that future changes nothing: the record is on its way.
-- The thread of the producer hands each batch that has an outcome to the loop in one call; the loop settles the futures
-  of its records.
-- on_delivery is called in the loop, before the future is done. Interceptors hear in the thread that writes.
-- What waits for the disk, such as flush(), runs in one more thread, in the order of the calls.
+- send() queues a record, and waits only if the memory of the producer is full. Its
+  future belongs to the loop. Cancelling that future has no effect, because the record
+  is already queued.
+- The thread of the producer passes each completed batch to the loop in one call. The
+  loop completes the futures of its records.
+- on_delivery is called in the loop, before the future is done. Interceptors are called
+  in the writing thread.
+- Calls that wait for the disk, such as flush(), run in one more thread, in the order of
+  the calls.
 
-Batches, retries and transactions belong to logcore.producer.
+Batches, retries and transactions are implemented in logcore.producer.
 """
 
 from __future__ import annotations
@@ -46,24 +49,26 @@ from logcore.producer.values import (
     RecordMetadata,
 )
 
-#: How long the end of a loop waits for a producer that was not closed, as the exit of the interpreter does.
+#: Time for which the end of a loop waits for a producer that was not closed, like the
+#: exit of the interpreter.
 _EXIT_SECONDS: Final = 5.0
 
 
-#: As asyncio.get_running_loop(), which costs more because it may raise.
+#: Like asyncio.get_running_loop(), which is slower because it may raise.
 _running_loop: Final = asyncio.events._get_running_loop
-#: Records that tasks send before the loop has its turn, if there is none by itself.
+#: Number of records that tasks send before send() yields to the loop.
 _AT_ONCE: Final = 1_024
 
 
 class _NoRoomError(Exception):
-    """There is no memory for a record now. Never seen by users."""
+    """There is no memory for a record now. Users never receive it."""
 
 
 class _Unhurried:
-    """What a producer is in a loop: send() says that there is no room, instead of waiting.
+    """Changes a producer for use in a loop: send() raises if there is no memory.
 
-    In the thread that carries out send_many() it waits as ever. ticket: stands for all tasks that wait.
+    In the thread that executes send_many() it waits as usual. The ticket represents all
+    waiting tasks.
     """
 
     _work: Any
@@ -75,17 +80,20 @@ class _Unhurried:
     def prepare(self, ticket: object) -> None:
         self._loop_thread = threading.get_ident()
         self._ticket = ticket
-        self._prepares = False  # done before send(), which may come again
+        self._prepares = False  # preparation precedes send(), which may be repeated
 
     @property
     def path(self) -> str:
-        """Of the directory."""
+        """The path of the directory."""
         path: str = self._directory.path
         return path
 
     @property
     def does_prepare(self) -> bool:
-        """Whether records pass interceptors or serializers before they are sent. Until prepare()."""
+        """Whether interceptors or serializers process records before they are sent.
+
+        The value applies until prepare().
+        """
         return self._prepares
 
     @property
@@ -95,17 +103,20 @@ class _Unhurried:
 
     @property
     def used_bytes(self) -> int:
-        """Memory that waiting records take."""
+        """Memory used by waiting records."""
         used_bytes: int = self._accumulator.used_bytes
         return used_bytes
 
     def prepared(self, record: ProducerRecord) -> ProducerRecord:
-        """The record as interceptors and serializers leave it."""
+        """Return the record after interceptors and serializers."""
         found: ProducerRecord = self._prepared(record)  # type: ignore[attr-defined]
         return found
 
     def press(self, *, has_line: bool) -> None:
-        """While tasks wait for memory, all batches are ready. has_line: whether tasks wait now."""
+        """Make all batches ready while tasks wait for memory.
+
+        `has_line` is whether tasks wait now.
+        """
         waiting = self._accumulator.waiting
         with self._work.lock:
             if has_line and self._ticket not in waiting:
@@ -134,18 +145,19 @@ class _Transactional(_Unhurried, transactional.TransactionalProducer):
     pass
 
 
-#: A record that was sent, its future in the loop, and what is to be called.
+#: A sent record, its future in the loop, and its callback.
 _Sent = tuple[RecordFuture, "asyncio.Future[RecordMetadata]", OnDelivery | None]
 
 
 class Producer:
-    """Made by LogDir.producer(). An `async with` block closes it.
+    """A producer made by LogDir.producer(). An `async with` block closes it.
 
-    All methods are called in the loop that it was made in, by any number of tasks. Else they raise WrongLoopError.
+    All methods must be called in the loop in which it was made, by any number of tasks.
+    Otherwise they raise WrongLoopError.
     """
 
     def __init__(self, home: Home, producer: _Plain | _Transactional, on_delivery: OnDelivery | None) -> None:
-        """Not for users."""
+        """Create a producer. Users call LogDir.producer()."""
         self._home = home
         self._loop = home.loop
         self._sync: _Plain | _Transactional = producer
@@ -153,14 +165,14 @@ class Producer:
         self._ticket = object()
         self._does_prepare = producer.does_prepare
         producer.prepare(self._ticket)
-        #: Records by the batch that they are in. Written in the loop alone.
+        #: Sent records by their batch. Only the loop changes it.
         self._sent: dict[Delivery, list[_Sent]] = {}
         self._line: deque[asyncio.Event] = deque()
-        self._since_turn = 0  # records that were sent since the loop had its turn
+        self._since_turn = 0  # records sent since the loop ran other tasks
         self._is_closed = False
         self._at_end = _at_end_of_loop(weakref.ref(self))
         with contextlib.suppress(StopIteration):
-            self._at_end.asend(None).send(None)  # from now on the loop knows that it is to be ended
+            self._at_end.asend(None).send(None)  # registers the generator, which the loop closes at its end
 
     async def __aenter__(self) -> Self:
         self._home.check()
@@ -187,10 +199,11 @@ class Producer:
         timestamp_ms: Time | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> asyncio.Future[RecordMetadata]:
-        """Puts a record into a batch; the future says where it was stored, or why it was not.
+        """Put a record into a batch, and return a future of its position.
 
-        Waits up to max_block_ms for memory; cancelled while it waits, it leaves no trace. All else, and errors, as
-        for logcore.producer.Producer.send().
+        It waits up to max_block_ms for memory. If it is cancelled during that wait,
+        nothing was queued. The other behavior and the errors are those of
+        logcore.producer.Producer.send().
         """
         if self._is_closed or _running_loop() is not self._loop:
             self._home.check()
@@ -230,7 +243,10 @@ class Producer:
         headers: HeadersInput = (),
         timestamp_ms: Time | None = None,
     ) -> RecordMetadata:
-        """Sends a record and waits for its outcome. Cancelled meanwhile, the record is on its way all the same."""
+        """Send a record and wait for its result.
+
+        Cancelling does not stop the record.
+        """
         return await (
             await self.send(topic, value, key=key, partition=partition, headers=headers, timestamp_ms=timestamp_ms)
         )
@@ -240,7 +256,10 @@ class Producer:
         return self._is_closed
 
     def _check_open(self) -> None:
-        """The thread that closes it may not have begun yet."""
+        """Check that the producer is open.
+
+        The closing thread may not have started yet.
+        """
         if self._is_closed:
             raise ProducerClosedError("the producer is closed", path=self._sync.path)
 
@@ -256,12 +275,15 @@ class Producer:
         return future
 
     def _hand_over(self, first: Future[RecordMetadata]) -> None:
-        """In the thread that writes: a batch has its outcome."""
+        """Pass a completed batch to the loop. Runs in the writing thread."""
         assert isinstance(first, RecordFuture)
         self._home.tell(functools.partial(self._settle, first.batch))
 
     def _settle(self, delivery: Delivery) -> None:
-        """In the loop: settles the futures of a batch, or of that half of it that has an outcome."""
+        """Complete the futures of a batch, or of the completed half of it.
+
+        Runs in the loop.
+        """
         self._since_turn = 0
         sent = self._sent.pop(delivery)
         if delivery.parts is not None:
@@ -294,10 +316,14 @@ class Producer:
             return
         future.set_exception(error)
         if isinstance(error, TransactionAbortedError):
-            future.exception()  # whoever aborted it knows: the loop need not tell of futures without a reader
+            future.exception()  # the task that aborted knows it, so the loop need not warn
 
     async def _in_line(self, attempt: Callable[[], RecordFuture]) -> RecordFuture:
-        """Tries whenever memory was freed, in the order of the calls. Raises BufferFullError after max_block_ms."""
+        """Try again whenever memory is freed, in the order of the calls.
+
+        Raises:
+            BufferFullError: max_block_ms have passed.
+        """
         mine = asyncio.Event()
         self._line.append(mine)
         try:
@@ -333,7 +359,7 @@ class Producer:
     async def send_many(
         self, topic: str, records: Iterable[RecordInput], *, partition: int | None = None
     ) -> asyncio.Future[list[Receipt]]:
-        """Sends many records; one future for all. See logcore.producer.Producer.send_many()."""
+        """Send many records, with one future for all; see Producer.send_many()."""
         rows = list(records)
         return await self._gathered(functools.partial(self._sync.send_many, topic, rows, partition=partition))
 
@@ -346,7 +372,7 @@ class Producer:
         timestamps_ms: TimesInput | None = None,
         partition: int | None = None,
     ) -> asyncio.Future[list[Receipt]]:
-        """Sends records given as columns. See logcore.producer.Producer.send_columns()."""
+        """Send records in columns; see logcore.producer.Producer.send_columns()."""
         send = functools.partial(
             self._sync.send_columns,
             topic,
@@ -358,7 +384,7 @@ class Producer:
         return await self._gathered(send)
 
     async def _gathered(self, send: Callable[[], Future[list[Receipt]]]) -> asyncio.Future[list[Receipt]]:
-        """In the thread, because it may wait for memory, and takes long."""
+        """Run a long call in the thread, because it may wait for memory."""
         future: asyncio.Future[list[Receipt]] = self._loop.create_future()
         gathered = await self._home.call(send)
         gathered.add_done_callback(lambda done: self._home.tell(functools.partial(self._settle_all, done, future)))
@@ -378,32 +404,37 @@ class Producer:
     # -- writing -------------------------------------------------------------------------------------------------
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Returns when every record that was sent before has its outcome, and its future is done.
+        """Wait until every record sent before has its result, and its future is done.
 
-        timeout: seconds. Raises DeliveryTimeoutError when something is left then.
+        `timeout` is in seconds.
+
+        Raises:
+            DeliveryTimeoutError: The timeout has passed.
         """
         await self._home.call(self._sync.flush, timeout)
 
     def metrics(self) -> ProducerMetrics:
-        """Counters since the producer was made."""
+        """Return the counters since the producer was made."""
         self._home.check()
         return self._sync.metrics()
 
     def partitions_for(self, topic: str) -> tuple[int, ...]:
-        """Numbers of the partitions of a topic."""
+        """Return the partition numbers of a topic."""
         self._home.check()
         return self._sync.partitions_for(topic)
 
     async def close(self, timeout: float | None = None) -> None:
-        """Writes what is queued, waits for it and ends. Cancelled, it goes on in the background.
+        """Write the queued records, wait for them and close.
 
-        timeout: seconds; what is not written by then fails with ProducerClosedError. Closing twice is fine.
+        If it is cancelled, closing continues in the background. `timeout` is in
+        seconds. Records that are not written by then fail with ProducerClosedError.
+        Closing twice is allowed.
         """
         await self.end(timeout)
         await self._at_end.aclose()
 
     async def end(self, timeout: float | None) -> None:
-        """For close(), and for the end of the loop."""
+        """Close the producer, for close() and for the end of the loop."""
         closing = self._home.begin(functools.partial(self._sync.close, timeout))
         self._is_closed = True
         self._home.end()
@@ -411,13 +442,16 @@ class Producer:
         await closing
 
     def _let_go(self) -> None:
-        """Tasks that wait for memory hear that the producer is closed."""
+        """Wake the tasks that wait for memory, because the producer is closed."""
         for one in self._line:
             one.set()
 
 
 async def _at_end_of_loop(producer: weakref.ref[Producer]) -> AsyncGenerator[None, None]:
-    """Ended by the loop when it shuts down, as asyncio.run() does, or by close()."""
+    """Run until the loop shuts down, as asyncio.run() does, and then end the producer.
+
+    close() closes it too.
+    """
     try:
         yield
     finally:
@@ -429,39 +463,43 @@ async def _at_end_of_loop(producer: weakref.ref[Producer]) -> AsyncGenerator[Non
 
 
 class TransactionalProducer(Producer):
-    """Made by LogDir.producer(transactional_id=...). The calls are those of logcore's TransactionalProducer.
+    """A producer made by LogDir.producer(transactional_id=...).
 
-    A call that is cancelled is carried out all the same, and the calls after it come behind it: after a cancelled
-    commit the transaction is committed, or the next one says why not.
+    The calls are those of logcore's TransactionalProducer. A cancelled call is
+    completed, and later calls follow it. After a cancelled commit the transaction is
+    committed, or the next commit raises the reason.
     """
 
     def __init__(self, home: Home, producer: _Transactional, on_delivery: OnDelivery | None) -> None:
-        """Not for users."""
+        """Create a producer. Users call LogDir.producer()."""
         super().__init__(home, producer, on_delivery)
         self._own = producer
 
     async def init_transactions(self, timeout: float | None = None, *, keep_prepared: bool = False) -> None:
-        """Takes the transactional id over. transaction() does it by itself."""
+        """Take over the transactional id. transaction() does so automatically."""
         await self._home.call(self._own.init_transactions, timeout, keep_prepared=keep_prepared)
 
     async def begin_transaction(self) -> None:
-        """From now on records may be sent."""
+        """Begin a transaction, so that records may be sent."""
         await self._home.call(self._own.begin_transaction)
 
     async def commit_transaction(self, timeout: float | None = None) -> None:
-        """Writes what was sent, and commits it."""
+        """Write the sent records, and commit the transaction."""
         await self._home.call(self._own.commit_transaction, timeout)
 
     async def abort_transaction(self, timeout: float | None = None) -> None:
-        """Ends the transaction so that nothing of it counts."""
+        """Abort the transaction."""
         await self._home.call(self._own.abort_transaction, timeout)
 
     async def prepare_transaction(self, timeout: float | None = None) -> str:
-        """Writes what was sent, and waits for the decision of another store."""
+        """Write the sent records, and wait for the decision of another store."""
         return await self._home.call(self._own.prepare_transaction, timeout)
 
     async def complete_transaction(self, prepared: str, timeout: float | None = None) -> bool:
-        """Commits the prepared transaction if this is its text, else aborts it; returns whether it committed."""
+        """Commit the prepared transaction if this is its text, else abort it.
+
+        Returns whether it was committed.
+        """
         return await self._home.call(self._own.complete_transaction, prepared, timeout)
 
     async def send_offsets_to_transaction(
@@ -469,16 +507,22 @@ class TransactionalProducer(Producer):
         offsets: Mapping[tuple[str, int], int | transactional.OffsetAndMetadata],
         group: transactional.GroupMetadata | str,
     ) -> None:
-        """Commits offsets of a group with the transaction. group: Consumer.group_metadata(), or a group id."""
+        """Commit offsets of a group with the transaction.
+
+        `group` is Consumer.group_metadata() or a group id.
+        """
         await self._home.call(self._own.send_offsets_to_transaction, dict(offsets), group)
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncGenerator[Self, None]:
-        """Begins a transaction; commits it at the end of the block, or aborts it when an exception leaves the block,
-        also that of a task that is cancelled.
+        """Begin a transaction and commit it at the end of the block.
+
+        If an exception leaves the block, including the cancellation of the task, the
+        transaction is aborted.
         """
         block = self._own.transaction()
-        # A task that is cancelled here has no block to end.
+        # If the task is cancelled here, the block was not entered and has no
+        # transaction.
         await self._home.obtain(block.__enter__, lambda _: block.__exit__(asyncio.CancelledError, None, None))
         try:
             yield self
@@ -494,7 +538,7 @@ class TransactionalProducer(Producer):
 
 
 def opening(directory: LogDir, settings: ProducerSettings) -> Opening[Any]:
-    """A producer of a directory that is open, for the task that awaits it."""
+    """Open a producer of an open directory, for the task that awaits it."""
     if not settings.threaded:
         raise InvalidConfigError("a producer in an event loop has a thread", expected="threaded=True", found=False)
     quiet = attrs.evolve(settings, on_delivery=None)
