@@ -1,20 +1,20 @@
-"""A broker as a test sees it: what has arrived, what is still to come, and names that no other test has.
+"""A broker for tests: its records, waits for records, and names that no other test has.
 
     def test_my_service(kafka):
-        Producer({"bootstrap.servers": kafka.bootstrap_servers}).produce("orders", b"4 apples")
-        (order,) = kafka.wait_for("orders", 1)
-        assert order.value == b"4 apples"
+        Producer({"bootstrap.servers": kafka.bootstrap_servers}).produce("orders", b"4
+        apples") (order,) = kafka.wait_for("orders", 1) assert order.value == b"4
+        apples"
 
 Rules:
-- What it reads, it reads from the broker's own directory; no client and no group is needed for it.
-- It waits for the broker to say that a partition has grown. Where nothing says so, as for a topic that is not there
-  yet, it looks again.
-- A namespace is a prefix of the names of topics and groups. The broker does not know of it: a client that is given
-  other names sees everything.
-- The brokers of the fixtures do not wait for the disk. No test cuts their power, and a killed process loses nothing
-  that it wrote.
+- Reads use the broker's own directory, and need no client and no group.
+- Waits block until the broker reports that a partition has grown. If no report is
+  possible, for example for a topic that does not exist yet, they poll.
+- A namespace is a prefix of the names of topics and groups. The broker does not enforce
+  it: a client that uses other names sees everything.
+- The brokers of the fixtures do not wait for the disk. No test cuts their power, and a
+  killed process loses none of its writes.
 
-The fixtures are in pytest_plugin.py; this module does not know pytest.
+The fixtures are in pytest_plugin.py. This module does not depend on pytest.
 """
 
 from __future__ import annotations
@@ -38,15 +38,17 @@ from logcore.reader import Isolation
 from logcore.topic import Order
 from netshim.server import ServerThread, serve
 
-#: pytest leaves frames of this module out of what it shows of a failure.
+#: pytest hides the frames of this module in the traceback of a failure.
 __tracebackhide__ = True
 
-#: How often to look for a topic that does not exist yet; and in an existing one for partitions that were added.
+#: Interval of polls for a topic that does not exist yet, and for partitions that were
+#: added to an existing one.
 _LOOK_S: Final = 0.05
 _LOOK_FOR_PARTITIONS_S: Final = 1.0
-#: How long a broker that has closed its directory may take to end.
+#: Time within which a broker that has closed its directory must end.
 _ENDING_S: Final = 10.0
-#: Of the name of a test, in the names of its topics: Kafka allows 249 characters, and most is for the topic's own.
+#: Part of a test's name that is used in the names of its topics. Kafka allows 249
+#: characters, and most are for the topic's own name.
 _MAX_TEST_NAME: Final = 60
 _MAX_NEWEST: Final = 5
 _MAX_SHOWN: Final = 60
@@ -65,20 +67,25 @@ class UnsyncedFiles(OsFS):
         pass
 
     def lock(self, directory: str, member: str, *, shared: bool = False) -> Lock:
-        """One for the whole process, whoever opens the directory."""
+        """Return one instance for the whole process."""
         return OS.lock(directory, member, shared=shared)
 
 
 @functools.cache
 def unsynced_files() -> UnsyncedFiles:
-    """One for the process: each is told of forks for ever."""
+    """Return the one instance of the process.
+
+    Each instance registers for forks permanently.
+    """
     return UnsyncedFiles()
 
 
 def start(path: Any, **options: Any) -> Kafka:
-    """Starts a broker for tests. options: those of netshim.serve(). Compaction looks for work, and members of the
-    consumer protocol send heartbeats, ten times a second, their sessions are short, and syncs return at once, unless
-    the options say otherwise.
+    """Start a broker for tests.
+
+    `options` are those of netshim.serve(). By default, compaction is checked and
+    members of the consumer protocol send heartbeats ten times a second, their sessions
+    are short, and syncs return at once.
     """
     options.setdefault("cleaner_backoff_ms", 100)
     options.setdefault("group_consumer_heartbeat_interval_ms", 100)
@@ -88,15 +95,19 @@ def start(path: Any, **options: Any) -> Kafka:
 
 
 class Kafka:
-    """A running broker, or a namespace on one that other tests use too.
+    """A running broker, or a namespace on a broker that other tests use too.
 
-    server: the broker. prefix: of the names of topics and groups; empty if no other test uses the broker. Wherever a
-    topic is asked for, its name without or with the prefix is understood. All methods may be called from several
-    threads.
+    Topics may be named with or without the prefix. All methods may be called from
+    several threads.
+
+    Attributes:
+        server: The broker.
+        prefix: Prefix of the names of topics and groups, empty if no other test uses
+            the broker.
     """
 
     def __init__(self, server: ServerThread, prefix: str = "") -> None:
-        """Not for users: see the fixtures."""
+        """Create an instance. Users take one of the fixtures."""
         self.server = server
         self.prefix = prefix
         self._numbers = itertools.count(1)  # of namespaces
@@ -118,12 +129,12 @@ class Kafka:
 
     @property
     def bootstrap_servers(self) -> str:
-        """The address to give to clients, such as "127.0.0.1:53211"."""
+        """The address for clients, such as "127.0.0.1:53211"."""
         return self.server.bootstrap_servers
 
     @property
     def bootstrap(self) -> str:
-        """The same, for short."""
+        """The same address, under a shorter name."""
         return self.server.bootstrap_servers
 
     @property
@@ -132,11 +143,14 @@ class Kafka:
 
     @property
     def logdir(self) -> LogDir:
-        """The directory that is served, with the real names of its topics. May be used beside the clients."""
+        """The served directory, with the real names of its topics.
+
+        Clients may use it too.
+        """
         return self.server.logdir
 
     def stop(self) -> None:
-        """Stops the broker. Raises RuntimeError for one that other tests use too."""
+        """Stop the broker. Raises RuntimeError if other tests use it too."""
         if self.prefix:
             raise RuntimeError(
                 "this broker is shared by the tests of the session; for one to stop take the fixture kafka"
@@ -146,19 +160,22 @@ class Kafka:
     # -- names ---------------------------------------------------------------------------------------------------
 
     def topic(self, name: str) -> str:
-        """The real name of a topic: the one to give to clients."""
+        """Return the real name of a topic, for clients."""
         if name.startswith(self.prefix):
             return name
         return self.prefix + name
 
     def group(self, name: str) -> str:
-        """The real name of a consumer group, for `group.id`."""
+        """Return the real name of a consumer group, for `group.id`."""
         if name.startswith(self.prefix):
             return name
         return self.prefix + name
 
     def topics(self) -> list[str]:
-        """The topics of the namespace, without the prefix and without Kafka's internal ones; sorted."""
+        """Return the topics of the namespace, sorted and without the prefix.
+
+        Kafka's internal topics are left out.
+        """
         with self._directory() as logdir:
             return [
                 name.removeprefix(self.prefix)
@@ -167,17 +184,20 @@ class Kafka:
             ]
 
     def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, object] | None = None) -> str:
-        """Makes a topic and returns its real name. Errors as LogDir.create_topic()."""
+        """Create a topic and return its real name.
+
+        Errors are those of LogDir.create_topic().
+        """
         real = self.topic(name)
         self.logdir.create_topic(real, partitions, config)
         return real
 
     @contextlib.contextmanager
     def namespace(self, name: str = "") -> Generator[Kafka, None, None]:
-        """Topics and groups that no other test has, on this broker; removed behind the `with`.
+        """Return a namespace of topics and groups, removed after the `with`.
 
-        name: to be seen in the names, for those who read logs. A group that still has members stays until their
-        sessions end; no other namespace ever has its name.
+        `name` is included in the names, for readers of logs. A group that still has
+        members remains until their sessions end. No other namespace ever uses its name.
         """
         readable = re.sub(r"[^A-Za-z0-9_]+", "_", name).strip("_")[:_MAX_TEST_NAME]
         inner = Kafka(self.server, f"{self.prefix}t{next(self._numbers)}-{readable}{'-' if readable else ''}")
@@ -188,17 +208,17 @@ class Kafka:
                 inner._remove()
 
     def _remove(self) -> None:
-        """Deletes the topics and groups of the namespace, as admin clients would."""
+        """Delete the topics and groups of the namespace, like an admin client."""
         for name in self.logdir.topics():
             if name.startswith(self.prefix):
-                with contextlib.suppress(TopicNotFoundError):  # a client was faster
+                with contextlib.suppress(TopicNotFoundError):  # a client deleted it first
                     self.logdir.delete_topic(name)
 
         def forget() -> None:
             server = self.server.server
             state = server.broker.state
             now_ms = server.now_ms()
-            if not state.groups.is_loaded:  # none was ever asked for
+            if not state.groups.is_loaded:  # no group was ever used
                 return
             for group in list(state.groups.all()):
                 if group.group_id.startswith(self.prefix):
@@ -209,8 +229,9 @@ class Kafka:
     # -- records -------------------------------------------------------------------------------------------------
 
     def append(self, topic: str, value: bytes | None, **options: Any) -> Receipt:
-        """Appends a record as LogDir.append() does, for tests of consumers, which see it at once; makes the topic when
-        it is not there, with as many partitions as the broker gives to new ones.
+        """Append a record like LogDir.append(). Consumers receive it at once.
+
+        A missing topic is created with the broker's default number of partitions.
         """
         real = self.topic(topic)
         self.logdir.ensure_topic(real, self.server.server.settings.num_partitions)
@@ -220,12 +241,12 @@ class Kafka:
             server = self.server.server
             server.broker.state.wake_readers(server.now_ms())
 
-        self.server.call(wake)  # else consumers would notice when the broker looks next
+        self.server.call(wake)  # otherwise consumers would wait for the next poll of the broker
         return receipt
 
     @contextlib.contextmanager
     def _directory(self) -> Generator[LogDir, None, None]:
-        """The directory that is served; of a broker that has stopped, its files."""
+        """Return the served directory, or the files of a stopped broker."""
         if self.server.is_running:
             yield self.logdir
         else:
@@ -235,10 +256,13 @@ class Kafka:
     def records(
         self, topic: str, *, isolation: Isolation = "read_uncommitted", order: Order = "partition"
     ) -> list[TopicRecord]:
-        """The records that are in a topic now, also of a broker that has stopped; none when there is no such topic.
+        """Return the records of a topic now, also of a stopped broker.
 
-        order: "partition" gives one partition after the other, each in the order of its offsets; "time" merges them by
-        their timestamps. isolation: "read_committed" leaves out what is not, or not yet, committed.
+        A missing topic has none.
+
+        `order` is "partition" for one partition after another, each by offset, or
+        "time" for a merge by timestamps. With the `isolation` "read_committed", aborted
+        and undecided records are left out.
         """
         with self._directory() as logdir:
             try:
@@ -255,10 +279,13 @@ class Kafka:
         isolation: Isolation = "read_uncommitted",
         order: Order = "partition",
     ) -> list[TopicRecord]:
-        """All records of a topic, as records() gives them, as soon as there are at least count of them.
+        """Wait for at least `count` records, and return all of them like records().
 
-        timeout: seconds to wait for them. Raises AssertionError with the records found instead. In a test that runs in
-        an event loop take wait_for_async(): this one would stop the loop.
+        `timeout` is in seconds. In a test that runs in an event loop, use
+        wait_for_async(), because this call blocks the loop.
+
+        Raises:
+            AssertionError: The timeout has passed. The message lists the records found.
         """
         woken = threading.Event()
         deadline = time.monotonic() + timeout
@@ -283,7 +310,7 @@ class Kafka:
         isolation: Isolation = "read_uncommitted",
         order: Order = "partition",
     ) -> list[TopicRecord]:
-        """As wait_for(), while the event loop of the test goes on."""
+        """Wait like wait_for(), while the event loop of the test runs."""
         loop = asyncio.get_running_loop()
         woken = asyncio.Event()
 
@@ -306,7 +333,10 @@ class Kafka:
                     await asyncio.wait_for(woken.wait(), min(left_s, patience_s))
 
     def _find(self, topic: str, count: int, isolation: Isolation, order: Order) -> list[TopicRecord] | None:
-        """The records, when there are enough. They are read only when there may be."""
+        """Return the records if there are enough.
+
+        They are read only if that is possible.
+        """
         if self._count(topic) < count:
             return None
         found = self.records(topic, isolation=isolation, order=order)
@@ -315,7 +345,10 @@ class Kafka:
         return None
 
     def _counts(self, topic: str) -> dict[int, int]:
-        """How many offsets each partition has; where compaction or markers left gaps, more than records."""
+        """Return the number of offsets of each partition.
+
+        Compaction and markers leave gaps, so there may be fewer records.
+        """
         real = self.topic(topic)
         with self._directory() as logdir:
             try:
@@ -328,7 +361,7 @@ class Kafka:
         return sum(self._counts(topic).values())
 
     def _missing(self, call: str, topic: str, count: int, timeout: float, isolation: Isolation) -> str:
-        """The message of a wait that failed."""
+        """Return the message of a wait that failed."""
         found = self.records(topic, isolation=isolation)
         counts = self._counts(topic)
         text = [
@@ -357,7 +390,7 @@ class Kafka:
 
 
 class _Listening:
-    """Has wake() called in the broker's thread when a partition of a topic may have grown, inside the `with`."""
+    """Calls wake() in the broker's thread when the topic may have grown."""
 
     def __init__(self, kafka: Kafka, topic: str, wake: Callable[[], None]) -> None:
         self._kafka = kafka
@@ -373,8 +406,10 @@ class _Listening:
             self._exchange([])
 
     def look(self, find: Callable[[], list[TopicRecord] | None]) -> tuple[float, list[TopicRecord] | None]:
-        """Listens to the partitions that there are now. Returns how many seconds may pass before it is to be called
-        again, because partitions that come later are not listened to, and the records that find() has found.
+        """Listen to the present partitions. Returns the records found by find().
+
+        Also returns the seconds after which it must be called again, because partitions
+        that are added later are not listened to.
         """
         server = self._kafka.server
         try:
@@ -418,10 +453,10 @@ def _records(count: int) -> str:
 
 
 def _shown(record: TopicRecord) -> str:
-    """A record in one line."""
+    """Return a record as one line."""
     when = "no time"
     if record.timestamp_ms >= 0:
-        with contextlib.suppress(OverflowError, ValueError, OSError):  # a time that no calendar has
+        with contextlib.suppress(OverflowError, ValueError, OSError):  # a time outside the calendar
             when = datetime.fromtimestamp(record.timestamp_ms / 1000, UTC).isoformat(timespec="milliseconds")
     headers = ""
     if record.headers:

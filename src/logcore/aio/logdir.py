@@ -1,7 +1,7 @@
 """A directory of partition logs in an event loop, with the names of logcore.LogDir.
 
-Nothing is decided here: each call is that of the directory, in its thread where it may
-wait.
+This module makes no decisions. Each call is passed to the directory, in its thread if
+it may wait.
 """
 
 from __future__ import annotations

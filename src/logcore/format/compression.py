@@ -1,4 +1,6 @@
-"""Compressed bodies: the records of a v2 batch, or the inner entries of a v0/v1 wrapper, in Kafka's framings.
+"""Compressed bodies in Kafka's framings.
+
+A body holds the records of a v2 batch, or the inner entries of a v0/v1 wrapper.
 
     codec   body                                          level (default)     what we write
     gzip    RFC 1952 members, read as one stream          1..9 or -1 (-1)     one member, mtime 0
@@ -7,19 +9,25 @@
     zstd    zstd frames, read as one stream               -131072..22 (3)     one frame with its content size
 
 Rules:
-- Stored bytes are foreign bytes. Whatever they hold, decompress() returns or raises a LogcoreError.
-- What a body declares about its size is never believed. Inflating stops once max_size is passed, and memory is taken
-  for what the compressed bytes can really hold.
-- We accept what Kafka's own readers accept, except ends that they overlook and that look torn: 1-3 bytes after the last
-  xerial block, the first bytes of another gzip member, a zstd body of no bytes at all. xerial version numbers, which
-  Java compares with 1, are not checked, because some writers put them in little-endian.
-- A body cut exactly between two gzip members, xerial blocks or zstd frames cannot be told from a whole one here. The
-  CRC and the record count of the batch do that.
+- Stored bytes are foreign bytes. Whatever they hold, decompress() returns or raises a
+  LogcoreError.
+- The size that a body declares is never trusted. Decompression stops once max_size is
+  exceeded, and memory is allocated for the content that the compressed bytes can really
+  hold.
+- We accept everything that Kafka's own readers accept, except ends that they overlook
+  and that look torn: 1-3 bytes after the last xerial block, the first bytes of another
+  gzip member, a zstd body without bytes. xerial version numbers, which Java compares
+  with 1, are not checked, because some writers write them in little-endian.
+- A body that was cut exactly between two gzip members, xerial blocks or zstd frames
+  cannot be distinguished from a whole one here. The CRC and the record count of the
+  batch detect it. CRC and the record count of the batch do that.
 
-Peak memory of decompress() is the result plus at most 8 MiB. A zstd frame of levels 20-22 that was written without its
-content size takes two passes to keep that promise, and a copy of its compressed bytes.
+Peak memory of decompress() is the result plus at most 8 MiB. To keep that promise, a
+zstd frame of levels 20-22 without a content size takes two passes and a copy of its
+compressed bytes.
 
-This module does not check CRCs of batches, does not look into the plaintext and does not decide which codec to use.
+This module does not check the CRCs of batches, does not read the decompressed data and
+does not choose the codec.
 """
 
 from __future__ import annotations
@@ -50,11 +58,12 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-#: Cap on one inflated body, in bytes. 64 times Kafka's default max.message.bytes: room for any honest ratio of JSON,
-#: and small enough that a few hostile bodies at once do not exhaust a process.
+#: Maximum size of a decompressed body, in bytes. It is 64 times Kafka's default
+#: max.message.bytes. That allows for any real compression ratio of JSON, and a few
+#: hostile bodies at once do not exhaust a process.
 DEFAULT_MAX_INFLATED = 64 * 1024 * 1024
 
-#: Where a batch's attributes hold its codec.
+#: The bits of a batch's attributes that hold its codec.
 CODEC_MASK = 0x07
 
 
@@ -74,7 +83,10 @@ _NAMES = {"none": Codec.NONE, "uncompressed": Codec.NONE} | {codec.name.lower():
 
 
 def codec_of(attributes: int, *, path: str | os.PathLike[str] | None = None, position: int | None = None) -> Codec:
-    """The codec that `attributes` of a batch or message names. Types 5-7 raise UnsupportedCodecError."""
+    """Return the codec in the `attributes` of a batch or message.
+
+    Types 5-7 raise UnsupportedCodecError.
+    """
     found = attributes & CODEC_MASK
     if found > Codec.ZSTD:
         raise UnsupportedCodecError(
@@ -84,9 +96,10 @@ def codec_of(attributes: int, *, path: str | os.PathLike[str] | None = None, pos
 
 
 def codec_named(name: str) -> Codec:
-    """The codec Kafka's configs call `name`; "none" and "uncompressed" are the same.
+    """Return the codec for a `name` in Kafka's settings.
 
-    Any other name raises InvalidConfigError, "producer" too: it stands for whatever the producer chose.
+    "none" and "uncompressed" have the same meaning. Any other name raises
+    InvalidConfigError, including "producer", which means the choice of the producer.
     """
     try:
         return _NAMES[name]
@@ -97,14 +110,18 @@ def codec_named(name: str) -> Codec:
 
 
 def compress(codec: Codec, data: Buffer, *, level: int | None = None, legacy_lz4_checksum: bool = False) -> bytes:
-    """`data` as a body of `codec`; NONE copies it.
+    """Return `data` as a body of `codec`. NONE copies it.
 
-    level: as in Kafka's compression.<codec>.level, None for its default. Outside the codec's range, or for a codec
-    without levels, raises InvalidConfigError. For LZ4, 9 is the fast compressor and all others the slower and denser
-    one, as in Kafka.
-    legacy_lz4_checksum: LZ4 only, for messages of format v0, whose readers expect a wrong header checksum.
+    Args:
+        level: Kafka's compression.<codec>.level, None for its default. For LZ4, 9 is
+            the fast compressor and all others the slower and denser one, as in Kafka.
+        legacy_lz4_checksum: LZ4 only, for messages of format v0, whose readers expect a
+            wrong header checksum.
 
-    Raises UnsupportedCodecError if the codec's package is not installed.
+    Raises:
+        InvalidConfigError: The level is outside the codec's range, or the codec has no
+            levels.
+        UnsupportedCodecError: The package of the codec is not installed.
     """
     codec = Codec(codec)  # a bare int would match no branch below
     if level is None:
@@ -134,16 +151,23 @@ def decompress(
     path: str | os.PathLike[str] | None = None,
     position: int | None = None,
 ) -> bytes:
-    """The inflated content of a body of `codec`, as `bytes` of its own: nothing of `data` is borrowed. NONE copies.
+    """Return the decompressed content of a body of `codec`, as a new `bytes` object.
 
-    data: anything contiguous with a buffer, read in place.
-    max_size: the most bytes to return.
-    legacy_lz4: do not check the LZ4 header checksum, which writers of format v0 got wrong.
-    path, position: the file and the byte in it where `data` begins, for errors only.
+    NONE copies.
 
-    Raises CorruptBatchError for a body that is damaged, cut short or not of this codec, RecordTooLargeError for
-    one that holds more than `max_size`, UnsupportedCodecError if the codec's package is not installed, and
-    ResourceError if memory ran out, in which case nothing was learned about the body.
+    Args:
+        data: Any contiguous buffer. It is read in place.
+        max_size: Maximum number of bytes to return.
+        legacy_lz4: Do not check the LZ4 header checksum, which writers of format v0
+            computed wrongly.
+        path, position: The file and the position in it at which `data` begins, for
+            errors only.
+
+    Raises:
+        CorruptBatchError: The body is damaged, cut short or not of this codec.
+        RecordTooLargeError: The content exceeds `max_size`.
+        UnsupportedCodecError: The package of the codec is not installed.
+        ResourceError: Memory ran out. The body may be good or bad.
     """
     assert max_size >= 0, max_size
     codec = Codec(codec)  # a bare int would match no branch below
@@ -166,7 +190,7 @@ def decompress(
 
 
 class _Body:
-    """The bytes to inflate, their limit, and the words for what is wrong with them."""
+    """The bytes to decompress, their limit, and the errors for faults in them."""
 
     __slots__ = ("codec", "data", "max_size", "path", "position")
 
@@ -208,8 +232,10 @@ class _Body:
         )
 
     def refused(self, error: Exception, at: int = 0) -> LogcoreError:
-        """The error for what a codec's package said. All of them report lack of memory like damage: the message is the
-        only difference. zlib's Z_MEM_ERROR is -4; the other libraries say it in words.
+        """Return the error for an exception of a codec's package.
+
+        All packages report lack of memory like damage, and only the message differs.
+        zlib's Z_MEM_ERROR is -4; the other libraries use words.
         """
         text = str(error)
         if "not enough memory" in text or text.startswith("Error -4 "):
@@ -221,7 +247,8 @@ class _Body:
 
 _GZIP_WBITS = 31  # 15 bits of window, and 16 to ask for gzip's header and trailer
 _GZIP_MAGIC = b"\x1f\x8b\x08"
-#: Most bytes to hand to zlib and to take from it in one call. Both stay far below the 8 MiB of the opening.
+#: Maximum number of bytes passed to zlib and taken from it in one call. Both are far
+#: below the 8 MiB in the module docstring.
 _GZIP_INPUT_BYTES = 256 * 1024
 _GZIP_OUTPUT_BYTES = 1024 * 1024
 
@@ -231,12 +258,13 @@ def _decompress_gzip(body: _Body) -> bytes:
     end = len(body.data)
     out = io.BytesIO()
     start = 0
-    # At the end of a member zlib copies the rest of its input. A hostile body may hold thousands of tiny members, so
-    # every member after the first starts with little input, and the copies stay in proportion to the body.
+    # At the end of a member zlib copies the rest of its input. A hostile body may hold
+    # thousands of tiny members, so every member after the first starts with little
+    # input, and the copies remain proportional to the body.
     first_helping = _GZIP_INPUT_BYTES
     while True:
         member_end = _decompress_gzip_member(body, start, first_helping, out)
-        # Java's reader ignores bytes behind a member unless another member begins there.
+        # Java's reader ignores bytes after a member unless another member begins there.
         if data[member_end : member_end + 3] != _GZIP_MAGIC or member_end == end:
             return out.getvalue()
         start = member_end
@@ -244,12 +272,12 @@ def _decompress_gzip(body: _Body) -> bytes:
 
 
 def _decompress_gzip_member(body: _Body, start: int, helping: int, out: io.BytesIO) -> int:
-    """Inflate the member at `start` into `out`; the position behind it."""
+    """Decompress the member at `start` into `out`. Returns the position after it."""
     data = body.data
     position = start
     member = zlib.decompressobj(wbits=_GZIP_WBITS)
-    pending: memoryview | bytes = b""  # input that zlib has not taken yet, because its output reached the limit
-    is_drained = True  # whether zlib has handed out all plaintext of the input so far
+    pending: memoryview | bytes = b""  # input that zlib left, because its output reached the limit
+    is_drained = True  # whether zlib has returned all content of the input so far
     while not member.eof:
         if not pending and is_drained:
             if position == len(data):
@@ -261,7 +289,7 @@ def _decompress_gzip_member(body: _Body, start: int, helping: int, out: io.Bytes
             plain = member.decompress(pending, _GZIP_OUTPUT_BYTES)
         except zlib.error as error:
             raise body.refused(error, start) from error
-        # A full helping of output may leave more inside zlib although all input is taken.
+        # After a full chunk of output, zlib may have more although it took all input.
         is_drained = len(plain) < _GZIP_OUTPUT_BYTES
         pending = member.unconsumed_tail
         out.write(plain)
@@ -299,8 +327,9 @@ def _decompress_snappy(body: _Body) -> bytes:
         if total > body.max_size:
             raise body.too_large(f"{total} bytes or more")
 
-    # Walked a second time instead of kept: a list of thousands of tiny blocks would outweigh the body.
-    out = io.BytesIO(bytes(total))  # getvalue() below hands over this very memory
+    # The blocks are walked a second time, because a list of thousands of tiny blocks
+    # would need more memory than the body.
+    out = io.BytesIO(bytes(total))  # getvalue() below returns this memory without a copy
     with out.getbuffer() as target:
         plain_start = 0
         for start, end, plain_size in _snappy_blocks(body):
@@ -316,11 +345,15 @@ def _decompress_snappy(body: _Body) -> bytes:
 
 
 def _snappy_blocks(body: _Body) -> Iterator[tuple[int, int, int]]:
-    """Start, end and inflated size of each raw block: those of a xerial stream, else the whole body as one."""
+    """Return start, end and content size of each raw block.
+
+    A body that is not a xerial stream is one block.
+    """
     data = body.data
     end = len(body.data)
-    # Only the magic is compared: some writers put the version numbers in little-endian. No raw block begins with the
-    # magic, because the first element of that block would copy from before its start.
+    # Only the magic is compared: some writers put the version numbers in little-endian.
+    # No raw block begins with the magic, because the first element of that block would
+    # copy from before its start.
     if data[:8] != _XERIAL_MAGIC:
         yield 0, end, _snappy_plain_size(body, 0, end)
         return
@@ -342,7 +375,7 @@ def _snappy_blocks(body: _Body) -> Iterator[tuple[int, int, int]]:
 
 
 def _snappy_plain_size(body: _Body, start: int, end: int) -> int:
-    """The inflated size that a raw block claims, once that is known to be possible."""
+    """Return the declared content size of a raw block, if that size is possible."""
     try:
         plain_size, _ = decode_unsigned(body.data[start:end], 0)
     except InvalidRecordError as error:
@@ -366,9 +399,9 @@ _LZ4_INDEPENDENT = 0x20
 _LZ4_BLOCK_CHECKSUM = 0x10
 _LZ4_CONTENT_SIZE = 0x08
 _LZ4_CONTENT_CHECKSUM = 0x04
-_LZ4_RESERVED = 0x03  # bit 0 announces a dictionary in newer versions of the format; Kafka knows none
+_LZ4_RESERVED = 0x03  # bit 0 announces a dictionary in newer versions of the format; Kafka supports none
 _LZ4_STORED = 0x80000000  # bit of a block's size word: the block is not compressed
-#: The most bytes of a block, by the BD byte of the header.
+#: Maximum size of a block, by the BD byte of the header.
 _LZ4_BLOCK_BYTES = {bd: 1 << 2 * (bd >> 4) + 8 for bd in (0x40, 0x50, 0x60, 0x70)}
 assert list(_LZ4_BLOCK_BYTES.values()) == [64 << 10, 256 << 10, 1 << 20, 4 << 20]
 _LZ4_CHECKSUM_POSITION = 6  # in our own frames, which have no content size
@@ -378,8 +411,8 @@ _UINT32 = struct.Struct("<I")
 
 def _compress_lz4(data: Buffer, level: int, *, legacy_checksum: bool) -> bytes:
     frame = _package("lz4.frame", Codec.LZ4)
-    # Kafka's levels are 1-17 and 9 means the fast compressor. The package's levels 0-2 mean the fast compressor, and
-    # 12 is its highest.
+    # Kafka's levels are 1-17 and 9 means the fast compressor. The package's levels 0-2
+    # mean the fast compressor, and 12 is its highest.
     package_level = min(max(level, 3), 12)
     if level == _LZ4_FAST_LEVEL:
         package_level = 0
@@ -391,7 +424,8 @@ def _compress_lz4(data: Buffer, level: int, *, legacy_checksum: bool) -> bytes:
         store_size=False,
     )
     if legacy_checksum:
-        # The wrong checksum of format v0 covers the magic too; the right one begins behind it.
+        # The wrong checksum of format v0 covers the magic too; the right one begins
+        # after it.
         head = compressed[:_LZ4_CHECKSUM_POSITION]
         checksum = bytes([_lz4_checksum(head)])
         compressed = b"".join((head, checksum, compressed[_LZ4_CHECKSUM_POSITION + 1 :]))
@@ -399,8 +433,8 @@ def _compress_lz4(data: Buffer, level: int, *, legacy_checksum: bool) -> bytes:
 
 
 def _decompress_lz4(body: _Body, *, checks_header: bool) -> bytes:
-    # The package's frame reader can neither be capped nor told to refuse linked blocks, so the frame is walked here,
-    # one step per block of up to 64 KiB.
+    # The package's frame reader has no size limit and cannot reject linked blocks, so
+    # the frame is walked here, one step for each block of up to 64 KiB.
     decompress_block, block_error = _lz4_block_reader()
     data = body.data
     end = len(body.data)
@@ -434,15 +468,18 @@ def _decompress_lz4(body: _Body, *, checks_header: bool) -> bytes:
         if out.tell() > body.max_size:
             raise body.too_large("more")
         position = block_end + checksum_bytes
-    # As Kafka's reader, require the content checksum behind the end mark (4 bytes each) and do not compare it: the CRC
-    # of the batch covers the same bytes.
+    # Like Kafka's reader, require the content checksum after the end mark (4 bytes
+    # each) and do not compare it, because the CRC of the batch covers the same bytes.
     if flags & _LZ4_CONTENT_CHECKSUM and end - position < 8:
         raise body.corrupt("it ends inside the content checksum", position + 4)
     return out.getvalue()
 
 
 def _lz4_header(body: _Body, *, checks_header: bool) -> tuple[int, int, int]:
-    """Flags, most bytes in a block, and position of the first block; what is refused is what Kafka's reader refuses."""
+    """Return the flags, the maximum block size and the position of the first block.
+
+    It rejects the same headers as Kafka's reader.
+    """
     data = body.data
     if data[:4] != _LZ4_MAGIC:
         raise body.corrupt("not an LZ4 frame", expected=_LZ4_MAGIC.hex(), found=bytes(data[:4]).hex())
@@ -471,8 +508,10 @@ def _lz4_header(body: _Body, *, checks_header: bool) -> tuple[int, int, int]:
 
 
 def _decompress_lz4_checked(body: _Body, start: int, end: int) -> bytes:
-    """The content of the block from its length at `start` to its checksum before `end`. The package checks the checksum
-    of a block only inside a frame, so this builds a frame of one block.
+    """Return the content of one block, from its length to its checksum.
+
+    The package checks the checksum of a block only inside a frame, so this builds a
+    frame of one block.
     """
     block_descriptor = body.data[5]
     descriptor = bytes((_LZ4_VERSION_01 | _LZ4_INDEPENDENT | _LZ4_BLOCK_CHECKSUM, block_descriptor))
@@ -493,9 +532,10 @@ def _lz4_block_reader() -> tuple[Any, type[Exception]]:
 
 @functools.lru_cache(maxsize=64)
 def _lz4_checksum(head: bytes) -> int:
-    """Second byte of XXH32 with seed 0 over fewer than 16 bytes, as the LZ4 frame format prescribes for headers.
+    """Return the second byte of XXH32 with seed 0 over fewer than 16 bytes.
 
-    Format v0 runs it over the frame's magic too, by an old mistake in Kafka's writer.
+    The LZ4 frame format prescribes it for headers. Format v0 also includes the magic of
+    the frame, because of an old mistake in Kafka's writer.
     """
     assert len(head) < 16, head
     prime_1 = 0x9E3779B1
@@ -529,15 +569,17 @@ _ZSTD_MAX_BLOCK_BYTES = 128 * 1024
 _ZSTD_RLE_BLOCK = 1
 _ZSTD_COMPRESSED_BLOCK = 2
 _ZSTD_CONTENT_CHECKSUM = 0x04  # bit of a frame's descriptor
-#: The largest window for which a decompressor is kept. It is the 8 MiB of the opening.
+#: The largest window for which a decompressor is kept. It is the 8 MiB in the module
+#: docstring.
 _ZSTD_KEPT_WINDOW_BYTES = 8 * 1024 * 1024
-#: Bytes to inflate at once, and throw away, while a frame without a content size is measured.
+#: Chunk size for measuring a frame without a content size. The content is discarded.
 _ZSTD_MEASURED_BYTES = 256 * 1024
-#: Compressors that each thread keeps, one for each level.
+#: Number of compressors that each thread keeps, one for each level.
 _ZSTD_KEPT_COMPRESSORS = 8
 
-# Building a zstd context takes longer than inflating a small batch, and one must not serve two threads at a time: so
-# each thread keeps its own. They hold nothing of a previous call, and a fork copies them like any other memory.
+# Creating a zstd context takes longer than decompressing a small batch, and a context
+# must not serve two threads at a time, so each thread keeps its own. A context keeps
+# nothing of a previous call, and a fork copies it like any memory.
 _CONTEXTS = threading.local()
 
 
@@ -555,7 +597,7 @@ def _zstd_compressor(level: int) -> Any:
 
 def _zstd_decompressor(zstandard: Any, window_bytes: int) -> Any:
     if window_bytes > _ZSTD_KEPT_WINDOW_BYTES:
-        return zstandard.ZstdDecompressor()  # its buffer is as large as the window; better not to keep that
+        return zstandard.ZstdDecompressor()  # not kept, because its buffer is as large as the window
     decompressor = getattr(_CONTEXTS, "zstd_decompressor", None)
     if decompressor is None:
         decompressor = _CONTEXTS.zstd_decompressor = zstandard.ZstdDecompressor()
@@ -607,7 +649,8 @@ def _decompress_zstd_frames(body: _Body) -> Iterator[bytes]:
         decompressor = _zstd_decompressor(zstandard, window_bytes)
         frame: Buffer = body.data[start:position]
         try:
-            # Frames of levels 20-22 without a content size, see above _measure_zstd_frame().
+            # Frames of levels 20-22 without a content size, see above
+            # _measure_zstd_frame().
             if content_size is None and min(window_bytes, most, room) > _ZSTD_KEPT_WINDOW_BYTES:
                 content_size = _measure_zstd_frame(decompressor, frame, room)
                 if content_size > room:
@@ -618,9 +661,10 @@ def _decompress_zstd_frames(body: _Body) -> Iterator[bytes]:
             if content_size or is_bounded:
                 plain = decompressor.decompress(frame, max_output_size=most or 1)  # 0 would mean no limit given
             else:
-                # The frame may inflate to more than the room: read one byte more than the room, which the check below
-                # finds. A frame that says 0 is read like this too: decompress() would return nothing without reading
-                # its blocks.
+                # The frame may inflate to more than the room: read one byte more than
+                # the room, which the check below finds. A frame with a declared size of
+                # 0 is read like this too: decompress() would return nothing without
+                # reading its blocks.
                 plain = decompressor.stream_reader(frame).read(min(most, room) + 1)
         except zstandard.ZstdError as error:
             raise body.refused(error, start) from error
@@ -631,10 +675,11 @@ def _decompress_zstd_frames(body: _Body) -> Iterator[bytes]:
 
 
 def _zstd_frame(body: _Body, start: int) -> tuple[int | None, int, int, int]:
-    """Content size if the frame at `start` has one, its window, the most bytes its blocks can hold, and its end.
+    """Return content size, if any, window, maximum content and end of a frame.
 
-    Only lengths are read (RFC 8878, 3.1.1); libzstd checks the content. With the end known, frames are inflated one by
-    one. With the most that they can hold known, no header decides how much memory we take.
+    Only lengths are read (RFC 8878, 3.1.1); libzstd checks the content. The end allows
+    decompressing frames one by one. With the maximum content, no header decides how
+    much memory is allocated.
     """
     data = body.data
     end = len(body.data)
@@ -657,7 +702,7 @@ def _zstd_frame(body: _Body, start: int) -> tuple[int | None, int, int, int]:
     if content_size_bytes:
         content_size = int.from_bytes(data[content_size_position:position], "little")
         if content_size_bytes == 2:
-            content_size += 256  # two bytes count from there
+            content_size += 256  # two bytes encode sizes from 256 on
     if is_single_segment:
         assert content_size is not None
         window_bytes = content_size
@@ -676,8 +721,9 @@ def _zstd_frame(body: _Body, start: int) -> tuple[int | None, int, int, int]:
         head = data[position] | data[position + 1] << 8 | data[position + 2] << 16
         is_last = bool(head & 1)
         kind = head >> 1 & 3
-        # A raw block stores its content. One byte of an RLE block stands for `size` bytes. A compressed block holds any
-        # number of bytes up to the limit of the frame.
+        # A raw block stores its content. One byte of an RLE block stands for `size`
+        # bytes. A compressed block holds any number of bytes up to the limit of the
+        # frame.
         size = head >> 3
         plain_bytes = size
         stored_bytes = size
@@ -694,10 +740,11 @@ def _zstd_frame(body: _Body, start: int) -> tuple[int | None, int, int, int]:
     return content_size, window_bytes, most, position
 
 
-# Without a content size, libzstd inflates into a window of its own and copies from there: a frame with a window as
-# large as the limit would take the limit twice. With a content size it inflates straight into the result. So a frame
-# with such a window, which is rare, is inflated twice: first to measure it, keeping nothing, then with its size put in
-# the header.
+# Without a content size, libzstd decompresses into its own window and copies from
+# there, so a frame with a window as large as the limit would take the limit twice. With
+# a content size it decompresses directly into the result. A frame with such a window is
+# rare. It is decompressed twice: first to measure it, then with its size added to the
+# header.
 
 
 def _measure_zstd_frame(decompressor: Any, frame: Buffer, room: int) -> int:
@@ -709,7 +756,7 @@ def _measure_zstd_frame(decompressor: Any, frame: Buffer, room: int) -> int:
 
 
 def _with_content_size(frame: memoryview, content_size: int) -> bytes:
-    """`frame`, which has a window and no content size, with an 8-byte one."""
+    """Return `frame`, which has a window and no content size, with an 8-byte one."""
     descriptor = frame[4]
     dictionary_id_bytes = (0, 1, 2, 4)[descriptor & 3]
     blocks_start = 6 + dictionary_id_bytes
@@ -733,7 +780,10 @@ def _skip_zstd_frame(body: _Body, start: int) -> int:
 
 
 def _package(name: str, codec: Codec) -> Any:
-    """The module `name`, imported at first use: importing logcore stays fast, and unused packages may be absent."""
+    """Import the module `name` at its first use.
+
+    Importing logcore stays fast this way, and unused packages may be missing.
+    """
     try:
         return importlib.import_module(name)
     except ImportError as error:
