@@ -238,7 +238,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "child_closes_no_lock_of_its_parent", "logcore/fs.py",
-        "            os.close(held.handle)\n        self._locks.clear()", "            pass\n        self._locks.clear()",
+        "            os.close(held.handle)\n        self._locks.clear()",
+        "            pass\n        self._locks.clear()",
         "faults/test_processes.py::test_a_child_does_not_keep_the_lock_of_a_parent_that_was_killed",
     ),
     Mistake(
@@ -1558,7 +1559,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "registry_shows_no_more_topics_after_an_error", "logcore/directory/controller.py",
-        "        except BaseException:\n            # The generator has ended, so start again.\n            self._version = -1\n",
+        "        except BaseException:\n            # The generator has ended, so start again.\n"
+        "            self._version = -1\n",
         "        except BaseException:\n",
         "directory/test_controller.py",
     ),
@@ -1581,7 +1583,8 @@ MISTAKES: Final = (
     ),
     Mistake(
         "registry_arms_no_new_directory", "logcore/registry/watching.py",
-        "            self._armed = {}\n        if self._watch.saw_close", "            pass\n        if self._watch.saw_close",
+        "            self._armed = {}\n        if self._watch.saw_close",
+        "            pass\n        if self._watch.saw_close",
         "registry/test_registry_conformance.py -k another_life",
     ),
     Mistake(
