@@ -67,7 +67,7 @@ class UnsyncedFiles(OsFS):
         pass
 
     def lock(self, directory: str, member: str, *, shared: bool = False) -> Lock:
-        """Return one instance for the whole process."""
+        """Lock a directory with the locks of OS, which the whole process shares."""
         return OS.lock(directory, member, shared=shared)
 
 

@@ -1,15 +1,20 @@
-"""A Kafka cluster as the origin of a query: netshim, or any broker that a Kafka client can reach. No jar, no directory.
+"""A Kafka cluster as the origin of a query: netshim, or any other Kafka broker.
 
-The client library kafka-python connects, with TLS and SASL, and knows who leads which partition. The batches that an
-answer to Fetch holds are decoded here to columns, as those of a file are, and no object is made for a record.
+It needs no jar and no directory. The client library kafka-python connects, with TLS and
+SASL, and finds the leaders of partitions. The batches of a Fetch response are decoded
+here to columns, like those of a file, without an object for each record.
 
 Rules:
-- A range is delivered whole or the task fails; what is gone is DataLossError, or a warning where the user said so.
-- A leader that moved, or is away, is asked for again until kafkaConsumer.pollTimeoutMs has passed without an answer.
-- The next piece of a range is on its way while one is decoded; a task holds two pieces at most.
-- Nothing is committed and no group is joined.
+- A range is delivered whole or the task fails. Deleted records raise DataLossError, or
+  a warning if the user chose so.
+- If a leader has moved or is unavailable, the request is repeated until
+  kafkaConsumer.pollTimeoutMs has passed without a response.
+- The next chunk of a range is fetched while one is decoded. A task holds at most two
+  chunks.
+- Nothing is committed and no group is joined by a read.
 
-This module decides nothing about offsets (planning.py) and knows no column (columns.py).
+This module makes no decisions about offsets (planning.py) and does not depend on
+columns of a query (columns.py).
 """
 
 from __future__ import annotations
@@ -36,42 +41,45 @@ if TYPE_CHECKING:
 
 _FETCH_BYTES: Final = 8 << 20
 _FETCH_WAIT_MS: Final = 500
-#: How old metadata may be before a stream asks whether there are new topics and partitions.
+#: Maximum age of metadata before a stream checks for new topics and partitions.
 _METADATA_SECONDS: Final = 1.0
 _INT32_MAX: Final = 0x7FFFFFFF
 _RETRY_SECONDS: Final = 0.1
-#: A leader that was just elected may know less than the one before. One that knows less for so long has lost records.
+#: A leader that was just elected may have a lower end than the one before. If it still
+#: has after this time, records are lost.
 _BEHIND_SECONDS: Final = 10.0
-#: Fetch from version 13 on names topics by their ids, ListOffsets from 8 on knows tiers: nothing here needs either.
+#: Fetch identifies topics by their ids from version 13 on, and ListOffsets supports
+#: tiers from 8 on. Neither is needed.
 _FETCH_VERSION: Final = 12
 _LIST_OFFSETS_VERSION: Final = 7
 _METADATA_VERSION: Final = 12
 _NO_TOPIC_ID: Final = uuid.UUID(int=0)
 
-# Error codes of the protocol that have a meaning here; the others are told by their names.
+# Error codes of the protocol that have a meaning here. Others are reported by their
+# names.
 _NONE: Final = 0
 _OFFSET_OUT_OF_RANGE: Final = 1
 _UNKNOWN_TOPIC: Final = 3
 
 
 class BrokerError(LogcoreError):
-    """A cluster cannot be reached, or refuses what it was asked for."""
+    """A cluster cannot be reached, or rejects a request."""
 
 
 class OtherClusterError(BrokerError):
-    """A task reaches another cluster than the one that its query was planned with."""
+    """A task reaches another cluster than the one for which its query was planned."""
 
 
 @attrs.frozen
 class ClusterIdentity:
-    """Which topic of which cluster a range is of: Kafka's ids, "" where the brokers tell none."""
+    """The topic and cluster of a range: Kafka's ids, "" if the brokers return none."""
 
     cluster_id: str
     topic_id: str
 
 
 class BrokerOrigin:
-    """See origin.Origin. Connects when it is first asked."""
+    """The cluster of a query; see origin.Origin. It connects at the first request."""
 
     def __init__(self, options: ReadOptions) -> None:
         assert options.brokers is not None
@@ -79,7 +87,7 @@ class BrokerOrigin:
         self._brokers: Brokers = options.brokers
         self._isolation = int(options.isolation == "read_committed")
         self._connected: _Cluster | None = None
-        self._known: dict[str, Any] = {}  # what the metadata said of topics, by name
+        self._known: dict[str, Any] = {}  # metadata of topics, by name
         self._known_at = -_METADATA_SECONDS
 
     @property
@@ -221,14 +229,14 @@ class BrokerOrigin:
 
 
 class _Patience:
-    """How long to go on asking where nothing comes."""
+    """The time for which requests are repeated without a result."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
 
     def wait(self, reason: str, source: str) -> None:
-        """Sleeps a little; raises BrokerError when it has been long enough."""
+        """Sleep a little. Raises BrokerError once the time has passed."""
         if self.is_over:
             raise BrokerError(f"{reason} for {self._seconds:g} s (option kafkaConsumer.pollTimeoutMs)", path=source)
         time.sleep(_RETRY_SECONDS)
@@ -239,7 +247,10 @@ class _Patience:
 
 
 class _Cluster:
-    """Connections to the brokers of a cluster, and what their metadata says. All methods raise BrokerError."""
+    """Connections to the brokers of a cluster, and its metadata.
+
+    All methods raise BrokerError.
+    """
 
     def __init__(self, brokers: Brokers) -> None:
         try:
@@ -275,7 +286,7 @@ class _Cluster:
     # -- metadata ----------------------------------------------------------------------------------------------------
 
     def metadata(self, topics: Sequence[str] | None) -> Any:
-        """Asks for these topics, or all; keeps who leads what."""
+        """Request the metadata of these topics, or of all, and keep the leaders."""
         from kafka.protocol.metadata import MetadataRequest
 
         wanted = None
@@ -304,7 +315,7 @@ class _Cluster:
         return answer
 
     def topic(self, name: str) -> Any:
-        """What the metadata says of a topic. Raises TopicNotFoundError."""
+        """Return the metadata of a topic. Raises TopicNotFoundError."""
         patience = _Patience(self._brokers.timeout_seconds)
         while True:
             self.metadata([name])
@@ -322,7 +333,7 @@ class _Cluster:
         return ClusterIdentity(self._cluster_id, self.topic_id(name))
 
     def topic_id(self, name: str) -> str:
-        """By the last metadata; "" if there is none."""
+        """The id in the last metadata; "" if there is none."""
         found = self._topics.get(name)
         topic_id = None
         if found is not None:
@@ -332,16 +343,18 @@ class _Cluster:
         return ""
 
     def _leader(self, key: TopicPartition) -> int:
-        """-1 if there is none now."""
+        """The leader of a partition, -1 if there is none now."""
         if key not in self._leaders:
             self.metadata([key[0]])
         return self._leaders.get(key, -1)
 
-    # -- questions ---------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------------------------
 
     def list_offsets(self, times_ms: Mapping[TopicPartition, int], isolation: int) -> dict[TopicPartition, int]:
-        """For each partition the first offset at a time, EARLIEST or LATEST; -1 for no such record. A partition that is
-        gone is missing.
+        """Return for each partition the first offset at a time, EARLIEST or LATEST.
+
+        The result is -1 if there is no such record. A deleted partition is missing in
+        it.
         """
         found: dict[TopicPartition, int] = {}
         missing = set(times_ms)
@@ -372,7 +385,7 @@ class _Cluster:
     def _offsets_of(
         self, leader: int, keys: list[TopicPartition], times_ms: Mapping[TopicPartition, int], isolation: int
     ) -> dict[TopicPartition, tuple[int, int]]:
-        """(error code, offset) of each partition; nothing when the leader does not answer."""
+        """Return (error code, offset) of each partition, {} without a response."""
         from kafka.protocol.consumer import ListOffsetsRequest
 
         kind = ListOffsetsRequest.ListOffsetsTopic
@@ -399,7 +412,11 @@ class _Cluster:
         }
 
     def fetch(self, one: OffsetRange, offset: int, size_bytes: int, isolation: int) -> Callable[[], Any]:
-        """Asks for a piece of a partition; calling what is returned waits for it, and gives None when nothing came."""
+        """Request a chunk of a partition.
+
+        The returned function waits for the chunk. It returns None if no response
+        arrived.
+        """
         from kafka.protocol.consumer import FetchRequest
 
         leader = self._leader((one.topic, one.partition))
@@ -439,7 +456,7 @@ class _Cluster:
         return wait
 
     def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-        """As a consumer that was assigned its partitions and is no member of the group."""
+        """Commit like a consumer with assigned partitions, outside the group."""
         from kafka import KafkaConsumer, OffsetAndMetadata  # pyright: ignore[reportAttributeAccessIssue]
         from kafka import TopicPartition as Key  # pyright: ignore[reportAttributeAccessIssue]
         from kafka.errors import KafkaError
@@ -462,7 +479,11 @@ class _Cluster:
             consumer.close(autocommit=False)
 
     def larger(self, size_bytes: int, source: str, offset: int) -> int:
-        """What to ask for when a piece of that size held no whole batch. Raises CorruptBatchError at the largest."""
+        """Return the next chunk size after a chunk without a whole batch.
+
+        Raises:
+            CorruptBatchError: It was the largest size.
+        """
         if size_bytes >= _INT32_MAX:
             raise CorruptBatchError("a piece of 2 GiB holds no whole batch", path=source, offset=offset)
         return min(size_bytes * 8, _INT32_MAX)
@@ -471,7 +492,7 @@ class _Cluster:
         return self._wait(self._manager.send(request, node_id=node))
 
     def _wait(self, coming: Any) -> Any:
-        """Raises _AwayError when a node does not answer, which may pass."""
+        """Wait for a response. Raises _AwayError for a transient error of a node."""
         from kafka.errors import KafkaError
 
         try:
@@ -484,7 +505,7 @@ class _Cluster:
     # -- error codes -------------------------------------------------------------------------------------------------
 
     def is_passing(self, code: int) -> bool:
-        """Whether asking again, perhaps another broker, may help."""
+        """Whether another attempt, perhaps on another broker, may succeed."""
         from kafka.errors import for_code
 
         return code != _UNKNOWN_TOPIC and bool(getattr(for_code(code), "retriable", False))
@@ -495,7 +516,7 @@ class _Cluster:
 
 
 class _AwayError(BrokerError):
-    """A broker did not answer; another one, or the same in a moment, may."""
+    """A broker did not respond. Another broker, or a later attempt, may."""
 
 
 def _error_name(code: int) -> str:

@@ -1,14 +1,17 @@
-"""Brings what write_local() left on many disks into one log directory, each batch once and whole.
+"""Gathers the files that write_local() left on many disks into one log directory.
 
 Rules:
-- A batch of a job is one write: all of its tasks appear at once, or none. It is named by job, topics and batch; the
-  state of that name beside the directory says what is done. So a repeated gather, or one that was killed at any step,
+- A batch of a job is one write: all of its tasks appear at once, or none. It is named
+  by job, topics and batch. The state of that name beside the directory records which
+  batches are done. A repeated gather, or one that was killed at any step, therefore
   adds nothing twice and loses nothing.
-- The batches of a job are gathered in their order. Only the last one that is done is remembered, so that a batch that
-  came behind a later one would be overlooked.
-- Segments travel as they are, and their bytes are compared with what their task noted. No record is decoded.
+- The batches of a job are gathered in their order. Only the last completed one is
+  recorded, so a batch that arrives after a later one would be skipped.
+- Segments are copied unchanged, and their bytes are compared with the checksums of
+  their tasks. No record is decoded.
 
-This module moves no file: logcore.staging does. It looks only at paths that this machine sees.
+This module moves no files; logcore.staging does. It uses only paths that this machine
+can access.
 """
 
 from __future__ import annotations
@@ -30,17 +33,18 @@ from logcore.staging.shipping import Shipment
 from pyspark_logcore.local import Note, Receipt, checksum_of, read_note, remove_directory
 from pyspark_logcore.staged import carry_out
 
-#: How far below a path that is given the directories of tasks may lie: <path>/<job>@<batch>/<topic>/<task>.
+#: Depth of the directories of tasks below a given path:
+#: <path>/<job>@<batch>/<topic>/<task>.
 _DEPTH: Final = 3
 
 
 class MissingReceiptsError(LogcoreError):
-    """What was given to gather() is not all of a batch, or leaves one out, or is of two runs."""
+    """The input of gather() lacks part of a batch, or mixes two runs."""
 
 
 @attrs.frozen(kw_only=True)
 class Gathered:
-    """What became of one batch. is_new: False when an earlier gather had brought it."""
+    """The result for one batch. `is_new` is False if an earlier gather had added it."""
 
     job: str
     batch: int
@@ -60,18 +64,29 @@ def gather(
     remove: bool = False,
     publish_timeout: float = 60.0,
 ) -> list[Gathered]:
-    """Brings what write_local() wrote into the log directory `into`, each batch once and whole.
+    """Gather the files of write_local() into a log directory, each batch once and whole.
 
-    receipts: the DataFrame that write_local() returned, or its rows, of one or more batches; or paths, of which each is
-    the directory of a task or lies above such. topic: where the records go; by default the topic that they were written
-    to. It is made when it is not there. tasks: with paths, how many tasks each write had, because directories cannot
-    tell that one is missing. located: where this machine sees the directory of a receipt; by default at its path.
-    remove: directories of tasks are removed when their records are in place. publish_timeout: seconds to wait for the
-    process that holds `into`.
+    Args:
+        receipts: The DataFrame that write_local() returned, or its rows, of one or more
+            batches. Or paths, each of which is the directory of a task or is above such
+            directories.
+        topic: The topic for the records, by default the topic to which they were
+            written. A missing topic is created.
+        tasks: With paths, the number of tasks of each write, because directories do not
+            show that one is missing.
+        located: Returns the path of a receipt's directory on this machine, by default
+            the path in the receipt.
+        remove: Remove the directories of tasks once their records are in place.
+        publish_timeout: Seconds to wait for the process that holds `into`.
 
-    Returns what became of each batch, in order. Repeating a gather is harmless. Raises MissingReceiptsError, a
-    LogNotFoundError that names host and path for a directory that is not seen here, CorruptLogError for one that is not
-    what its task wrote, and what a batch write raises.
+    Returns the result for each batch, in order. A gather may be repeated.
+
+    Raises:
+        MissingReceiptsError: A batch is not complete.
+        LogNotFoundError: A directory cannot be found here. The error names host and
+            path.
+        CorruptLogError: A directory differs from the one that its task wrote.
+        LogcoreError: The errors of a batch write.
     """
     return Gathering(OS, into, topic, located, publish_timeout).run(receipts, tasks, remove)
 
@@ -92,7 +107,7 @@ class _Batch:
 
 @attrs.frozen
 class Gathering:
-    """See gather()."""
+    """The steps of gather()."""
 
     fs: FS
     into: str
@@ -137,7 +152,10 @@ class Gathering:
                 yield Receipt(**{field.name: facts[field.name] for field in attrs.fields(Receipt)})
 
     def _found(self, path: str, tasks: int, depth: int) -> Iterator[Receipt]:
-        """The receipts of the directories of tasks in a path, of which there must be one."""
+        """Return the receipts of the directories of tasks in a path.
+
+        There must be one.
+        """
         note = read_note(self.fs, path)
         if note is not None:
             yield from note.receipts(path, tasks)
@@ -146,7 +164,7 @@ class Gathering:
         if depth and self.fs.is_directory(path):
             for name in sorted(self.fs.listdir(path)):
                 inside = os.path.join(path, name)
-                # What is unfinished has more than a number for its name.
+                # The name of an unfinished directory is more than a number.
                 if self.fs.is_directory(inside) and (depth > 1 or name.isdecimal()):
                     for one in self._found(inside, tasks, depth - 1):
                         found = True
@@ -192,7 +210,7 @@ class Gathering:
             )
             try:
                 staging.publish(manifest)
-            except BaseException:  # its name may be there: not to be carried out after this has failed
+            except BaseException:  # the name may exist; the write must not run after this failure
                 staging.withdraw(app_id, batch.number, txid)
                 raise
             carry_out(self.fs, staging, app_id, batch.number, txid, self.publish_timeout)
@@ -202,7 +220,11 @@ class Gathering:
         return outcome
 
     def _new_topic(self, topic: str, partitions: int) -> dict[str, int]:
-        """The topic to create, with its partitions; {} if it exists. Raises InvalidConfigError."""
+        """Return the topic to create, with its partitions; {} if it exists.
+
+        Raises:
+            InvalidConfigError: The topic has fewer partitions than the batch.
+        """
         with logcore.open_dir(self.into, read_only=True, fs=self.fs) as directory:
             if topic not in directory:
                 return {topic: partitions}
@@ -217,7 +239,10 @@ class Gathering:
         return {}
 
     def _stage(self, staging: Staging, batch: _Batch, topic: str, txid: str) -> tuple[list[StagedFile], int]:
-        """Copies the segments of a batch; the staged files in the order of tasks, and how many partitions there are."""
+        """Copy the segments of a batch.
+
+        Returns the staged files in the order of tasks, and the number of partitions.
+        """
         needs_keys = self._needs_keys(topic)
         shipment = Shipment(self.fs, self.into, txid)
         shipped: list[StagedFile | Carried] = []
@@ -244,7 +269,10 @@ class Gathering:
             return topic in directory and directory.describe_topic(topic).config.is_compacted
 
     def _note_of(self, one: Receipt) -> tuple[str, Note]:
-        """Where the directory of a receipt is seen here, and its note, which says what the receipt does."""
+        """Return the local directory of a receipt, and its metadata.
+
+        They must agree.
+        """
         if self.located is None:
             path = one.path
         else:
@@ -278,7 +306,7 @@ class Gathering:
         return path, note
 
     def _remove(self, one: Receipt) -> None:
-        """Removes the directory of a task, if it is still of that run."""
+        """Remove the directory of a task, if it still belongs to that run."""
         if self.located is None:
             path = one.path
         else:
@@ -290,11 +318,16 @@ class Gathering:
 
 
 def _batches_of(receipts: Iterable[Receipt]) -> list[_Batch]:
-    """Receipts by batches, which must each be whole and of one run. Raises MissingReceiptsError."""
+    """Return receipts by batch. Each batch must be whole and of one run.
+
+    Raises:
+        MissingReceiptsError: One is not.
+    """
     found: dict[tuple[str, str, int], dict[tuple[int, int], Receipt]] = {}
     paths: dict[tuple[str, str, int, str, int], str] = {}
     for one in receipts:
-        # Paths may hold what two attempts of a task wrote on two machines. Each is whole, so one of them is taken.
+        # Paths may hold the output of two attempts of a task on two machines. Each is
+        # whole, so one of them is used.
         if paths.setdefault((one.job, one.topic, one.batch, one.run, one.task), one.path) != one.path:
             continue
         mine = found.setdefault((one.job, one.topic, one.batch), {})

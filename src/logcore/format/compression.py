@@ -20,7 +20,7 @@ Rules:
   with 1, are not checked, because some writers write them in little-endian.
 - A body that was cut exactly between two gzip members, xerial blocks or zstd frames
   cannot be distinguished from a whole one here. The CRC and the record count of the
-  batch detect it. CRC and the record count of the batch do that.
+  batch detect it.
 
 Peak memory of decompress() is the result plus at most 8 MiB. To keep that promise, a
 zstd frame of levels 20-22 without a content size takes two passes and a copy of its
