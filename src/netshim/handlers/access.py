@@ -1,6 +1,6 @@
-"""Lists of who may do what: there is no authorizer, everybody may do everything, and who asks is told so.
+"""Access control lists. There is no authorizer, so every operation is allowed.
 
-Kafka answers the same where `authorizer.class.name` is not set.
+Requests are answered accordingly, as Kafka does if `authorizer.class.name` is not set.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which of Kafka's error codes an error of the log is.
+"""Maps the errors of logcore to Kafka's error codes.
 
-The text of each error is worth sending too, where the API has a field for it. Not here: errors that the protocol itself
-knows and the log does not; their handlers name the code.
+The text of each error is useful too, if the API has a field for it. Errors that only
+the protocol defines are not here; their handlers set the code.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 import logcore
 from netshim.wire import codes
 
-#: The first that fits counts, so children stand before their parents.
+#: The first class that matches is used, so subclasses precede their base classes.
 _CODES: Final[tuple[tuple[type[logcore.LogcoreError], int], ...]] = (
     (logcore.TopicNotFoundError, codes.UNKNOWN_TOPIC_OR_PARTITION),
     (logcore.TopicExistsError, codes.TOPIC_ALREADY_EXISTS),
@@ -30,7 +30,7 @@ _CODES: Final[tuple[tuple[type[logcore.LogcoreError], int], ...]] = (
     (logcore.SegmentTooSmallError, codes.RECORD_LIST_TOO_LARGE),
     (logcore.RecordTooLargeError, codes.MESSAGE_TOO_LARGE),
     (logcore.UnsupportedCodecError, codes.UNSUPPORTED_COMPRESSION_TYPE),
-    # Retriable for clients, and what Kafka itself says when a log directory has failed.
+    # Clients retry this error. Kafka itself returns it when a log directory has failed.
     (logcore.LogFailedError, codes.KAFKA_STORAGE_ERROR),
     (logcore.LogNotFoundError, codes.KAFKA_STORAGE_ERROR),
     (logcore.CorruptLogError, codes.KAFKA_STORAGE_ERROR),
@@ -38,23 +38,27 @@ _CODES: Final[tuple[tuple[type[logcore.LogcoreError], int], ...]] = (
     (logcore.StorageWriteError, codes.KAFKA_STORAGE_ERROR),
     (logcore.DiskFullError, codes.KAFKA_STORAGE_ERROR),
     (logcore.ResourceError, codes.KAFKA_STORAGE_ERROR),
-    # The partition was deleted, or the broker is stopping: look for it elsewhere.
+    # The partition was deleted, or the broker is stopping. Clients then refresh their
+    # metadata.
     (logcore.LogClosedError, codes.NOT_LEADER_OR_FOLLOWER),
 )
 
 
-#: A message says what a person needs; the protocol has room for 32 KB, and some of it may be the client's own bytes.
+#: Maximum length of a message. The protocol has room for 32 KB, and some of the text
+#: may be the client's own bytes.
 _MESSAGE_CHARACTERS: Final = 1_000
 
 
-#: An absolute path, of which only the last name is told.
+#: An absolute path. Only its last name is sent.
 _PATH: Final = re.compile(r"(?<![\w.])/(?:[^/\s'\"(),:]+/)+(?=[^/\s'\"(),:])")
 
 
 def message_of(error: BaseException) -> str:
-    """The error's text, cut to what a person reads, and without the server's folders."""
+    """Return the text of an error, shortened and without the server's directories."""
     if isinstance(error, logcore.TopicNotFoundError):
-        return error.reason  # its text would name the nearest topic, a search that a client could ask for without end
+        # The text would name the most similar topic, and a client could request that
+        # search without limit.
+        return error.reason
     text = str(error)
     path = getattr(error, "path", None)
     if path:
@@ -66,7 +70,7 @@ def message_of(error: BaseException) -> str:
 
 
 def code_of(error: BaseException) -> int:
-    """The code for an error, UNKNOWN_SERVER_ERROR for one that has none."""
+    """Return the code for an error, UNKNOWN_SERVER_ERROR if it has none."""
     for kind, code in _CODES:
         if isinstance(error, kind):
             return code

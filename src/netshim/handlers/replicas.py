@@ -1,4 +1,7 @@
-"""Elections of leaders and moves of replicas. Each partition has one replica: nothing is to be elected or moved."""
+"""Leader elections and replica moves.
+
+Each partition has one replica, so neither is needed.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
         ListPartitionReassignmentsResponse,
     )
 
-#: The preferred leader, and any that lives.
+#: Election types: the preferred leader, and any live replica.
 _ELECTIONS: Final = (0, 1)
 
 
@@ -26,7 +29,11 @@ def elect_leaders(request: ElectLeadersRequest, call: Call, state: State) -> Ele
 
 
 def _elect_leaders(request: ElectLeadersRequest, state: State) -> Steps[ElectLeadersResponse]:
-    """Each partition has its leader. Who asks for all hears of none, as from Kafka where none needs an election."""
+    """Respond that each partition has its leader.
+
+    A request for all partitions gets an empty list, as from Kafka when no partition
+    needs an election.
+    """
     response_type = wire.ELECT_LEADERS.Response
     is_known = request.election_type in _ELECTIONS
     topics = []

@@ -1,6 +1,7 @@
-"""Topics: made, grown and deleted by admin clients.
+"""Creates, extends and deletes topics for admin clients.
 
-LogDir does it; here requests are checked for what only the protocol can get wrong.
+LogDir performs the changes. This module checks the requests for errors that only the
+protocol allows.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
         DeleteTopicsResponse,
     )
 
-#: CreateTopics makes so many at once: others come to the directory in between.
+#: Number of topics that CreateTopics creates at once. Other work on the directory runs
+#: in between.
 _TOPICS_AT_ONCE: Final = 50
 
 
@@ -100,7 +102,10 @@ def _create(
     check_only: bool,
     state: State,
 ) -> None:
-    """Makes topics together, which costs one writing of the file of topics, or one by one when some are at odds."""
+    """Create topics together, or one by one on conflict.
+
+    Creating them together takes one write of the topics file.
+    """
     try:
         state.logdir.create_topics({name: wanted[name] for name in names}, check_only=check_only)
     except LogcoreError as error:
@@ -113,8 +118,10 @@ def _create(
 
 
 def _excess(count: int, state: State) -> str | None:
-    """Why a request is refused that would make so many partitions. Each takes a thread several syncs of the disk, and
-    no other request makes a topic meanwhile.
+    """Return why a request for this many new partitions is rejected, None if it is not.
+
+    Each partition costs a thread several syncs, and no other request creates topics
+    during that time.
     """
     most = state.settings.max_partitions_per_request
     if count <= most:
@@ -132,7 +139,7 @@ def _partition_count(topic: CreateTopicsRequest.Topic, state: State) -> int:
 
 
 def _check_new_topic(topic: CreateTopicsRequest.Topic, times: int, state: State) -> tuple[int, str | None]:
-    """The errors that depend on the request alone: (code, message)."""
+    """Return the errors that depend on the request alone, as (code, message)."""
     if times > 1:
         return codes.INVALID_REQUEST, "the topic is named twice in this request"
     if topic.name == METADATA_LOG:
@@ -176,7 +183,8 @@ def create_partitions(request: CreatePartitionsRequest, call: Call, state: State
                 present = len(state.logdir.partitions(topic.name))
                 total += max(0, topic.count - present)
                 excess = _excess(total, state)
-                if topic.name in INTERNAL_TOPICS:  # groups would be looked for in other partitions than theirs
+                # With another number, groups would be searched in the wrong partitions.
+                if topic.name in INTERNAL_TOPICS:
                     result.error_code = codes.INVALID_REQUEST
                     result.error_message = "the number of partitions of an internal topic does not change"
                 elif topic.count <= present:
@@ -208,7 +216,10 @@ def create_partitions(request: CreatePartitionsRequest, call: Call, state: State
 
 
 def _refuse_twice(result: DeleteTopicsResponse.Topic, times: int) -> bool:
-    """A topic that is named twice, by its name or its id, is not deleted."""
+    """Delete topics.
+
+    One that is listed twice, by its name or its id, is not deleted.
+    """
     if times > 1:
         result.error_code = codes.INVALID_REQUEST
         result.error_message = "the topic is named twice in this request"
@@ -246,7 +257,9 @@ def delete_topics(request: DeleteTopicsRequest, call: Call, state: State) -> Ans
 
     def work() -> None:
         for name, result in doomed:
-            if name == TRANSACTIONS_TOPIC:  # what is open would stay open, and hold readers back for ever
+            # Open transactions would remain open, and block read_committed readers
+            # permanently.
+            if name == TRANSACTIONS_TOPIC:
                 result.error_code = codes.POLICY_VIOLATION
                 result.error_message = f"{name} tells which transactions are to be ended"
                 continue
@@ -265,7 +278,7 @@ def delete_topics(request: DeleteTopicsRequest, call: Call, state: State) -> Ans
 
     def done(error: object) -> None:
         gone = {name for name, result in doomed if not result.error_code}
-        # Those who wait for its records are told that it is gone.
+        # Fetches that wait for records of these topics are answered now.
         state.fetches.wake([key for key in state.fetches.waited_for() if key[0] in gone], call.now_ms)
         response = error if isinstance(error, Exception) else response_type(responses=results)
         if state.is_shared or not gone:
@@ -278,7 +291,8 @@ def delete_topics(request: DeleteTopicsRequest, call: Call, state: State) -> Ans
 
             state.submit(end, lambda _: answer.set(response))
 
-        # The names are free once no group has an offset of these topics, also after a crash.
+        # The names are free once no group has an offset of these topics, also after a
+        # crash.
         state.groups.topics_deleted(gone, call.now_ms, forgotten)
 
     state.submit(work, done)
