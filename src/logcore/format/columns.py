@@ -1,15 +1,12 @@
 """Records as columns: numpy arrays that point into the bytes of their batches.
 
-One decode serves all consumers: from these columns come values, Record objects and
-Arrow arrays.
+One decode serves all consumers: from these columns come values, Record objects and Arrow arrays.
 
 Rules:
-- Positions are bytes into `data`, which is borrowed: a view of a mapped segment, of
-  bytes that were read, or of one inflated batch. It stays valid as long as the columns
-  live, and is never written to.
+- Positions are bytes into `data`, which is borrowed: a view of a mapped segment, of bytes that were read, or of one
+  inflated batch. It stays valid as long as the columns live, and is never written to.
 - A size of -1 is a null key or value; a size of 0 is an empty one.
-- Rows stand in log order. Offsets may have gaps (compaction) but in a sound log they
-  rise.
+- Rows stand in log order. Offsets may have gaps (compaction) but in a sound log they rise.
 
 This module decodes no batch (kernels do) and knows no file.
 """
@@ -34,11 +31,9 @@ if TYPE_CHECKING:
 
 #: Arrow columns of a scan of one log, in their usual order.
 ARROW_COLUMNS: Final = ("offset", "timestamp", "key", "value", "headers")
-#: Those of a scan of a topic; one of a log has the first two as well, when they are
-#: asked for.
+#: Those of a scan of a topic; one of a log has the first two as well, when they are asked for.
 TOPIC_COLUMNS: Final = ("topic", "partition", *ARROW_COLUMNS)
-#: Rows of an Arrow array of one value that is kept for reuse. It is as many as a run of
-#: decoded batches has at most.
+#: Rows of an Arrow array of one value that is kept for reuse. It is as many as a run of decoded batches has at most.
 _CONSTANT_ROWS: Final = 32_768
 
 
@@ -46,12 +41,10 @@ _CONSTANT_ROWS: Final = 32_768
 class RecordColumns:
     """Decoded records of one or more batches, each array of shape (rows,) and C-contiguous.
 
-    data: the bytes that positions count in. offsets: int64. timestamps_ms: int64, -1
-        for none. key_positions,
-    key_sizes, value_positions, value_sizes: int32, size -1 for null. header_positions:
-    int32, where the first header starts. header_counts: int32. topic, partition: of all
-    rows; None in columns that no scan has made, and where the name of the log's
-    directory is none of a partition.
+    data: the bytes that positions count in. offsets: int64. timestamps_ms: int64, -1 for none. key_positions,
+    key_sizes, value_positions, value_sizes: int32, size -1 for null. header_positions: int32, where the first header
+    starts. header_counts: int32. topic, partition: of all rows; None in columns that no scan has made, and where the
+    name of the log's directory is none of a partition.
     """
 
     data: memoryview
@@ -69,9 +62,8 @@ class RecordColumns:
     @classmethod
     def from_block(cls, data: memoryview, block: npt.NDArray[np.uint8], rows: int) -> RecordColumns:
         """Columns over a block that a kernel has filled for exactly this many rows; nothing is copied."""
-        # The kernel fills two rows of int64, then six rows of int32. Unpacking a table
-        # gives its rows as views: eight slices, each made and cast for itself, take
-        # twice the time.
+        # The kernel fills two rows of int64, then six rows of int32. Unpacking a table gives its rows as views: eight
+        # slices, each made and cast for itself, take twice the time.
         wide: npt.NDArray[np.int64] = np.ndarray((2, rows), np.int64, block)
         narrow: npt.NDArray[np.int32] = np.ndarray((6, rows), np.int32, block, 16 * rows)
         return cls(data, *wide, *narrow)
@@ -117,8 +109,8 @@ class RecordColumns:
         """Only the records with start <= offset < end."""
         if not len(self) or (self.offsets[0] >= start and self.offsets[-1] < end):
             return self
-        # In a sound log offsets rise, so the rows to keep are neighbours, and a slice
-        # copies nothing. Otherwise the rows are picked one by one.
+        # In a sound log offsets rise, so the rows to keep are neighbours, and a slice copies nothing. Otherwise the
+        # rows are picked one by one.
         keep = np.flatnonzero((self.offsets >= start) & (self.offsets < end))
         if len(keep) and keep[-1] - keep[0] + 1 == len(keep):
             return self[int(keep[0]) : int(keep[-1]) + 1]
@@ -135,8 +127,7 @@ class RecordColumns:
 
     def name(self, topic: str | None, partition: int | None) -> None:
         """For the scan that has just made these columns: says which partition they are of."""
-        # A copy with the two fields would take 3 us, an eighth of decoding a batch of
-        # 16 KiB.
+        # A copy with the two fields would take 3 us, an eighth of decoding a batch of 16 KiB.
         object.__setattr__(self, "topic", topic)
         object.__setattr__(self, "partition", partition)
 
@@ -174,8 +165,8 @@ class RecordColumns:
     def to_arrow(self, columns: Iterable[str] = ARROW_COLUMNS) -> pyarrow.RecordBatch:
         """A pyarrow.RecordBatch with the columns named, of schema arrow_schema(columns).
 
-        Keys and values are copied into Arrow's layout; offsets and timestamps are
-        shared. Raises MissingDependencyError without pyarrow.
+        Keys and values are copied into Arrow's layout; offsets and timestamps are shared. Raises
+        MissingDependencyError without pyarrow.
         """
         schema = arrow_schema(columns)
         pa = _pyarrow()
@@ -300,10 +291,7 @@ def _schema(names: tuple[str, ...]) -> pyarrow.Schema:
 
 
 def checked_columns(columns: Iterable[str]) -> tuple[str, ...]:
-    """The names, if all are of TOPIC_COLUMNS and none is given twice.
-
-    Raises InvalidConfigError.
-    """
+    """The names, if all are of TOPIC_COLUMNS and none is given twice. Raises InvalidConfigError."""
     if isinstance(columns, str):
         raise InvalidConfigError("columns is a list of names", expected=f"[{columns!r}]", found=repr(columns))
     names = tuple(columns)
@@ -339,8 +327,7 @@ class _ArrowStream(Protocol):
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any: ...
 
 
-#: A column as append_columns() takes it: of Arrow, or a pair (data, offsets); see
-#: input_column().
+#: A column as append_columns() takes it: of Arrow, or a pair (data, offsets); see input_column().
 ColumnInput = (
     _ArrowArray
     | _ArrowStream
@@ -355,10 +342,9 @@ InputColumn = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np
 def input_column(given: Any, what: str) -> InputColumn:
     """A column of bytes in the form the encoder takes: (data, offsets, nulls).
 
-    given: an Arrow array of binary or string type (anything with __arrow_c_array__ if
-    pyarrow is installed), or a (data, offsets) pair: bytes or uint8 data, and integer
-    offsets of shape (n + 1,) that start anywhere, never fall and end inside data.
-    Raises InvalidRecordError for any other shape.
+    given: an Arrow array of binary or string type (anything with __arrow_c_array__ if pyarrow is installed), or a
+    (data, offsets) pair: bytes or uint8 data, and integer offsets of shape (n + 1,) that start anywhere, never fall and
+    end inside data. Raises InvalidRecordError for any other shape.
     """
     if isinstance(given, tuple) and len(given) == 2:
         try:
@@ -407,8 +393,7 @@ def input_column(given: Any, what: str) -> InputColumn:
     edges: npt.NDArray[Any] = np.zeros(1, np.int64)
     if offsets is not None:
         edges = np.frombuffer(offsets, offset_type)
-    # A sliced array keeps the buffers of the whole one. An empty array may have an
-    # empty buffer of offsets.
+    # A sliced array keeps the buffers of the whole one. An empty array may have an empty buffer of offsets.
     edges = edges[array.offset : array.offset + len(array) + 1]
     if not len(array):
         edges = np.zeros(1, np.int64)
@@ -444,8 +429,7 @@ def _checked_column(
 def input_timestamps(given: Any, count: int) -> npt.NDArray[np.int64]:
     """Timestamps in the form the encoder takes: int64 milliseconds, shape (count,).
 
-    given: integers, an Arrow array of integers or timestamps, or numpy datetime64 of
-        any unit.
+    given: integers, an Arrow array of integers or timestamps, or numpy datetime64 of any unit.
     """
     if hasattr(given, "type") and hasattr(given, "to_numpy"):
         pa = _pyarrow()
@@ -457,8 +441,7 @@ def input_timestamps(given: Any, count: int) -> npt.NDArray[np.int64]:
             given = given.to_numpy()
     array = np.asarray(given)
     if array.dtype.kind == "M":
-        # 2^63 milliseconds are 292 million years. numpy would wrap a later time without
-        # an error.
+        # 2^63 milliseconds are 292 million years. numpy would wrap a later time without an error.
         if np.any(np.abs(array.astype("datetime64[Y]").astype(np.int64)) > 200_000_000):
             raise InvalidTimestampError("timestamps_ms are outside what milliseconds can hold")
         array = array.astype("datetime64[ms]").view(np.int64)

@@ -1,9 +1,8 @@
 """The records of groups of the consumer protocol (KIP-848) in Kafka's `__consumer_offsets`, between bytes and values.
 
-Layout: a key is an int16, the kind of the record, then texts with int16 lengths: the
-group, and for some kinds the member or the regular expression. A value is an int16 0,
-then flexible fields: lengths are varints of length + 1, tagged fields end each struct.
-A null value deletes what was stored under its key.
+Layout: a key is an int16, the kind of the record, then texts with int16 lengths: the group, and for some kinds the
+member or the regular expression. A value is an int16 0, then flexible fields: lengths are varints of length + 1, tagged
+fields end each struct. A null value deletes what was stored under its key.
 
     kind                  key              value
     GROUP         3       group            epoch, tag 0: a hash of what its topics look like, left out when it is 0
@@ -15,12 +14,10 @@ A null value deletes what was stored under its key.
     PATTERN      16       group, pattern   the topics that a regular expression means
 
 Rules:
-- Written records are byte for byte those of Kafka 4.1, but that lists of partitions are
-  sorted.
+- Written records are byte for byte those of Kafka 4.1, but that lists of partitions are sorted.
 - A record that is not understood reads as None; nothing is raised for it.
 
-Nothing here knows a log. What the classic protocol and commits write is in
-grouprecords.py.
+Nothing here knows a log. What the classic protocol and commits write is in grouprecords.py.
 """
 
 from __future__ import annotations
@@ -37,10 +34,7 @@ from logcore.format import varint
 
 
 class Kind(enum.IntEnum):
-    """The kind of a record; the first number of its key.
-
-    CLASSIC is that of a group in grouprecords.py.
-    """
+    """The kind of a record; the first number of its key. CLASSIC is that of a group in grouprecords.py."""
 
     CLASSIC = 2
     GROUP = 3
@@ -145,8 +139,7 @@ class Resolved:
     timestamp_ms: int
 
 
-#: A number is the epoch of TARGET_EPOCH, a set of partitions a TARGET. What TOPICS says
-#: is not read.
+#: A number is the epoch of TARGET_EPOCH, a set of partitions a TARGET. What TOPICS says is not read.
 ConsumerValue = GroupEpoch | ConsumerMember | int | Partitions | Current | Resolved | None
 
 
@@ -207,9 +200,7 @@ def _member(member: ConsumerMember) -> bytes:
 
 
 def _classic(classic: ClassicMember | None) -> bytes:
-    """The tagged fields of a member: tag 0 holds a nullable struct.
-
-    Its first byte is 1, or 0 for null. A default would
+    """The tagged fields of a member: tag 0 holds a nullable struct. Its first byte is 1, or 0 for null. A default would
     be left out, but Kafka writes the null, and so does this.
     """
     if classic is None:
@@ -342,9 +333,8 @@ def _read_classic(data: bytes) -> ClassicMember | None:
 def described_consumers(key: bytes | None, value: bytes | None) -> dict[str, Any] | None:
     """A record as a dict that JSON can express; None for one that is not understood.
 
-    {"group", "kind": by the names of Kind, in small letters, "name": of the member or
-    the pattern, "value": the fields, or None}. Partitions are lists by the id of their
-    topic; of classic protocols there are the names.
+    {"group", "kind": by the names of Kind, in small letters, "name": of the member or the pattern, "value": the fields,
+    or None}. Partitions are lists by the id of their topic; of classic protocols there are the names.
     """
     name = None
     if key is not None:
@@ -382,10 +372,7 @@ def _shown(value: Any) -> Any:
 
 
 class _Fields:
-    """Fields one after the other.
-
-    Raises one of _NOT_UNDERSTOOD where they do not fit.
-    """
+    """Fields one after the other. Raises one of _NOT_UNDERSTOOD where they do not fit."""
 
     def __init__(self, data: bytes, at: int) -> None:
         self._data = data
@@ -422,10 +409,7 @@ class _Fields:
         return str(self._taken(self._varint() - 1), "utf-8")
 
     def _count(self) -> int:
-        """How many elements follow.
-
-        Each takes a byte at least, so a loop over them ends where the data does.
-        """
+        """How many elements follow. Each takes a byte at least, so a loop over them ends where the data does."""
         count = self._varint() - 1
         if count < 0:
             raise ValueError("expected an array, found null")

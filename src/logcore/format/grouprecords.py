@@ -1,20 +1,16 @@
 """The records of Kafka's `__consumer_offsets`: what groups have committed and how they stand, between bytes and values.
 
-Layout (storage format section 12.1): key and value begin with their version, an int16.
-The key names a group, topic and partition (versions 0 and 1) or a group (2). A null
-value deletes what was stored under its key. Strings have an int16 length; in values of
-version 4 lengths are varints of length + 1, and a section of tagged fields ends each
-struct.
+Layout (storage format section 12.1): key and value begin with their version, an int16. The key names a group, topic
+and partition (versions 0 and 1) or a group (2). A null value deletes what was stored under its key. Strings have an
+int16 length; in values of version 4 lengths are varints of length + 1, and a section of tagged fields ends each struct.
 
 Rules:
-- Written records are byte for byte Kafka's: keys of versions 1 and 2, values of version
-  3, or 1 with an expiry.
+- Written records are byte for byte Kafka's: keys of versions 1 and 2, values of version 3, or 1 with an expiry.
 - A record that is not understood reads as None; nothing is raised for it.
-- Nothing here knows a log. Which record of a key counts is decided in
-  logcore.groupoffsets.
+- Nothing here knows a log. Which record of a key counts is decided in logcore.groupoffsets.
 
-What a member subscribes to, and what it is assigned, are blobs inside a group's record.
-They are read and written here too, in version 3 of Kafka's consumer protocol.
+What a member subscribes to, and what it is assigned, are blobs inside a group's record. They are read and written here
+too, in version 3 of Kafka's consumer protocol.
 """
 
 from __future__ import annotations
@@ -34,17 +30,14 @@ _INT: Final = struct.Struct(">i")
 _LONG: Final = struct.Struct(">q")
 _OFFSET_HEAD: Final = struct.Struct(">hq")
 _EPOCH_HEAD: Final = struct.Struct(">hqi")
-#: What precedes a commit's metadata, by the version of the value. Version 4 has another
-#: layout behind the same head.
+#: What precedes a commit's metadata, by the version of the value. Version 4 has another layout behind the same head.
 _HEADS: Final = {0: _OFFSET_HEAD, 1: _OFFSET_HEAD, 2: _OFFSET_HEAD, 3: _EPOCH_HEAD, 4: _EPOCH_HEAD}
 #: Since which version lengths are varints and structs end with tagged fields.
 _FLEXIBLE: Final = 4
 _VERSIONS: Final = range(5)
-#: The newest version of a subscription whose fields are known; newer ones only add
-#: fields at the end.
+#: The newest version of a subscription whose fields are known; newer ones only add fields at the end.
 _SUBSCRIPTION_VERSION: Final = 3
-#: The errors that bytes raise below if they do not fit the layout. UnicodeDecodeError
-#: is a ValueError.
+#: The errors that bytes raise below if they do not fit the layout. UnicodeDecodeError is a ValueError.
 _NOT_UNDERSTOOD: Final = (ValueError, IndexError, struct.error, InvalidRecordError)
 
 #: How the keys begin that are known: two versions of a commit's, one of a group's.
@@ -174,10 +167,7 @@ def _blob(data: bytes) -> bytes:
 
 
 class _Fields:
-    """Fields one after the other.
-
-    Raises one of _NOT_UNDERSTOOD where they do not fit.
-    """
+    """Fields one after the other. Raises one of _NOT_UNDERSTOOD where they do not fit."""
 
     def __init__(self, data: bytes, *, is_flexible: bool = False) -> None:
         self.data = data
@@ -205,10 +195,7 @@ class _Fields:
         return self._taken(self._length(_INT))
 
     def count(self) -> int:
-        """How many elements follow.
-
-        Each takes a byte at least, so a loop over them ends where the data does.
-        """
+        """How many elements follow. Each takes a byte at least, so a loop over them ends where the data does."""
         count = self._length(_INT)
         if count < 0:
             raise ValueError("expected an array, found null")
@@ -420,19 +407,14 @@ def subscribed_topics(subscription: bytes) -> list[str] | None:
 
 
 def read_subscription(data: bytes) -> Subscription | None:
-    """None for bytes that are no subscription.
-
-    A version above the known ones is read as the newest known one, as
+    """None for bytes that are no subscription. A version above the known ones is read as the newest known one, as
     Kafka's clients do.
     """
     return _understood(_read_subscription, data)
 
 
 def read_assignment(data: bytes) -> tuple[tuple[str, int], ...] | None:
-    """(topic, partition) pairs; None for bytes that are no assignment.
-
-    No bytes at all assign no partition.
-    """
+    """(topic, partition) pairs; None for bytes that are no assignment. No bytes at all assign no partition."""
     found = read_whole_assignment(data)
     if found is None:
         return None
@@ -485,10 +467,9 @@ def _read_partitions(fields: _Fields) -> tuple[tuple[str, int], ...]:
 def described(key: bytes | None, value: bytes | None) -> dict[str, Any] | None:
     """A record as a dict that JSON can express; None for one that is not understood.
 
-    {"group", "topic", "partition", "committed": {"offset", "leader_epoch", "metadata",
-    "commit_timestamp_ms", "expire_timestamp_ms"} or None}, or {"group", "metadata":
-    {"protocol_type", "generation", "protocol", "leader", "current_state_timestamp_ms",
-    "members": [...]} or None}.
+    {"group", "topic", "partition", "committed": {"offset", "leader_epoch", "metadata", "commit_timestamp_ms",
+    "expire_timestamp_ms"} or None}, or {"group", "metadata": {"protocol_type", "generation", "protocol", "leader",
+    "current_state_timestamp_ms", "members": [...]} or None}.
     """
     name = None
     if key is not None:

@@ -1,9 +1,8 @@
 """Settings of single groups of the consumer protocol, by Kafka's names: what they may be, and the rows of the file
 `logcore.groups`.
 
-What comes from a file or a client is checked here. Not here: the file
-(logcore.directory.groupsettings), and what a setting does
-(logcore.coordination.heartbeats).
+What comes from a file or a client is checked here. Not here: the file (logcore.directory.groupsettings), and what a
+setting does (logcore.coordination.heartbeats).
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ HEARTBEAT_INTERVAL: Final = "consumer.heartbeat.interval.ms"
 _INT32_MAX: Final = 2**31 - 1
 #: Name -> the least value, in ms. The largest is that of an int32.
 _LEAST: Final = {SESSION_TIMEOUT: 300, HEARTBEAT_INTERVAL: 100}
-#: The file is read and written as a whole: so many groups, and so many bytes in all
-#: their ids.
+#: The file is read and written as a whole: so many groups, and so many bytes in all their ids.
 MOST_GROUPS: Final = 10_000
 MOST_ID_BYTES: Final = 4 << 20
 
@@ -28,10 +26,7 @@ Settings = dict[str, dict[str, int]]
 
 
 def value_of(name: str, value: object) -> int:
-    """The value of a setting.
-
-    Raises InvalidConfigError for a name or a value that is none.
-    """
+    """The value of a setting. Raises InvalidConfigError for a name or a value that is none."""
     least = _LEAST.get(name)
     if least is None:
         raise InvalidConfigError(f"unknown setting of a group {name!r:.80}", expected=f"one of {[*_LEAST]}")
@@ -61,10 +56,7 @@ def to_rows(settings: Mapping[str, Mapping[str, int]]) -> list[dict[str, Any]]:
 
 
 def from_rows(rows: Iterable[Any]) -> Settings:
-    """The reverse of to_rows().
-
-    Raises ValueError, which says what no program writes.
-    """
+    """The reverse of to_rows(). Raises ValueError, which says what no program writes."""
     settings: Settings = {}
     try:
         for row in rows:

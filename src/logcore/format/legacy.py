@@ -11,17 +11,13 @@
     inner timestamp          -1                 its own; the wrapper's if that is of type LogAppendTime
 
 Rules:
-- check() belongs before everything else: the others trust that the entry's own CRC was
-  verified.
-- Even so each length is compared with what is left before it is used, and inner entries
-  are verified one by one.
+- check() belongs before everything else: the others trust that the entry's own CRC was verified.
+- Even so each length is compared with what is left before it is used, and inner entries are verified one by one.
 - A negative length means null, and bytes behind the value are ignored, as by Kafka.
-- An inner entry cut short ends its wrapper quietly, as by Kafka; a wrapper without a
-  whole one is an error.
+- An inner entry cut short ends its wrapper quietly, as by Kafka; a wrapper without a whole one is an error.
 
-This module writes nothing, knows no headers, producers or leader epochs (these formats
-have none), and does not find the end of an entry: it takes one whole entry, its 12-byte
-prefix included.
+This module writes nothing, knows no headers, producers or leader epochs (these formats have none), and does not find
+the end of an entry: it takes one whole entry, its 12-byte prefix included.
 """
 
 from __future__ import annotations
@@ -58,8 +54,8 @@ Record: TypeAlias = tuple[int, int, bytes | None, bytes | None]
 def check(entry: memoryview, *, path: str | os.PathLike[str] | None = None, position: int | None = None) -> None:
     """Raise CorruptBatchError unless `entry` is one whole v0 or v1 entry with a matching CRC.
 
-    For a wrapper that covers its compressed value; what is inside, decode() verifies.
-    path and position say where `entry` begins, for errors only.
+    For a wrapper that covers its compressed value; what is inside, decode() verifies. path and position say where
+    `entry` begins, for errors only.
     """
     _, size, crc, _, _ = _head(entry, path, position)
     if size != len(entry) - PREFIX_SIZE_BYTES:
@@ -84,19 +80,15 @@ def check(entry: memoryview, *, path: str | os.PathLike[str] | None = None, posi
 def last_offset(entry: memoryview) -> int:
     """The offset stored in the entry: that of its record, or of the last one of a wrapper.
 
-    0 for a wrapper as producers send it. An entry below 26 bytes, or not of v0 or v1,
-    raises CorruptBatchError.
+    0 for a wrapper as producers send it. An entry below 26 bytes, or not of v0 or v1, raises CorruptBatchError.
     """
     return _head(entry, None, None)[0]
 
 
 def max_timestamp(entry: memoryview) -> int:
-    """The timestamp stored in the entry, in ms since the epoch; -1 for v0.
+    """The timestamp stored in the entry, in ms since the epoch; -1 for v0. Errors as last_offset.
 
-    Errors as last_offset.
-
-    For a wrapper that a broker wrote this is the largest one inside, or the append
-    time; producers send anything.
+    For a wrapper that a broker wrote this is the largest one inside, or the append time; producers send anything.
     """
     return _timestamp_ms(entry, _head(entry, None, None)[3])
 
@@ -111,13 +103,11 @@ def decode(
     """The records of one entry that passed check(): (offset, timestamp in ms, key, value), one or a wrapper's many.
 
     max_size: the most bytes a wrapper may inflate to; above it RecordTooLargeError.
-    path, position: the file and the byte in it where `entry` begins, for errors only.
-    Errors in the messages of a wrapper carry the position of the wrapper, since
-    inflated bytes have none in the file.
+    path, position: the file and the byte in it where `entry` begins, for errors only. Errors in the messages of a
+    wrapper carry the position of the wrapper, since inflated bytes have none in the file.
 
-    Raises CorruptBatchError if a CRC inside a wrapper or its compressed bytes are
-    wrong, InvalidRecordError if the entry breaks a rule of the format, and
-    UnsupportedCodecError for compression types 5-7.
+    Raises CorruptBatchError if a CRC inside a wrapper or its compressed bytes are wrong, InvalidRecordError if the
+    entry breaks a rule of the format, and UnsupportedCodecError for compression types 5-7.
     """
     wrapper_offset, _, _, magic, attributes = _head(entry, path, position)
     codec = codec_of(attributes, path=path, position=position)
@@ -201,8 +191,7 @@ def _absolute(
 ) -> list[Record]:
     """Records of a v1 wrapper with the offsets and timestamps they stand for."""
     last_inner_offset = records[-1][0]
-    # A producer writes 0 into the wrapper and numbers its messages from 0. Their inner
-    # offsets are then absolute.
+    # A producer writes 0 into the wrapper and numbers its messages from 0. Their inner offsets are then absolute.
     base_offset = 0
     if wrapper_offset:
         base_offset = wrapper_offset - last_inner_offset

@@ -1,16 +1,14 @@
 """The records of Kafka's `__transaction_state`: how transactional ids stand, between bytes and values.
 
-Layout (storage format section 12.2): the key is an int16 0 and the transactional id.
-The value begins with its version, an int16: 0 has lengths of fixed size, 1 has varints
-of length + 1 and tagged fields. A null value takes the id away.
+Layout (storage format section 12.2): the key is an int16 0 and the transactional id. The value begins with its version,
+an int16: 0 has lengths of fixed size, 1 has varints of length + 1 and tagged fields. A null value takes the id away.
 
 Rules:
 - Version 1 is written, both are read.
-- Tags 0 and 1, the producer ids before and after a change, are written though Kafka 4.1
-  does not: it reads them, and a crash between prepare and complete would else lose a
-  producer id that was promised to the client.
-- A key of an unknown version reads as None. A value that is not understood raises: to
-  pass over it would leave a transaction open for ever.
+- Tags 0 and 1, the producer ids before and after a change, are written though Kafka 4.1 does not: it reads them, and a
+  crash between prepare and complete would else lose a producer id that was promised to the client.
+- A key of an unknown version reads as None. A value that is not understood raises: to pass over it would leave a
+  transaction open for ever.
 
 Nothing here knows a log or what a transition means.
 """
@@ -59,12 +57,9 @@ class Status(enum.IntEnum):
 
 @attrs.frozen(kw_only=True)
 class StoredTransaction:
-    """A record's value.
+    """A record's value. Times are in milliseconds since the epoch; start_ms: -1 before the first partition.
 
-    Times are in milliseconds since the epoch; start_ms: -1 before the first partition.
-
-    client_version: the transaction version of who asked for the change, 0 to 2.
-        previous_producer_id and
+    client_version: the transaction version of who asked for the change, 0 to 2. previous_producer_id and
     next_producer_id: -1, but where the epochs of a producer id are used up.
     """
 
@@ -195,10 +190,7 @@ def _tagged(kind: struct.Struct, tags: dict[int, bytes], tag: int, default: int)
 
 
 def _count(value: bytes, at: int, is_flexible: bool) -> tuple[int, int]:
-    """How many elements follow, -1 for null, and where.
-
-    Each takes bytes, so a loop over them ends with the data.
-    """
+    """How many elements follow, -1 for null, and where. Each takes bytes, so a loop over them ends with the data."""
     if is_flexible:
         count, at = varint.decode_unsigned(value, at)
         return count - 1, at
