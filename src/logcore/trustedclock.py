@@ -10,8 +10,9 @@ ids. A wall clock that is set ahead by mistake would otherwise delete records th
     has been so for 24 hours, without moving back             the wall clock again
 
 Rules:
-- Within one boot, the time since a reading is measured by the monotonic clock. Across a reboot it is unknown, so a
-  machine that was off for more than an hour is treated like a clock that was set ahead: deletion is late by a day.
+- Within one boot, the time since a reading is measured by the monotonic clock. Across a reboot it is unknown, and that
+  clock stops while a machine is suspended. So a machine that was off or suspended for more than an hour is treated like
+  a clock that was set ahead: deletion is late by a day.
 - The last trusted reading is kept in `logcore.clock`, so a restart with a wrong clock is noticed too. Without the file,
   the time at which the recovery points were last written takes its place.
 - A clock file that cannot be read or written is no error. The worst result is a later deletion.
