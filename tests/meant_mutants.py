@@ -238,7 +238,7 @@ MISTAKES: Final = (
     ),
     Mistake(
         "child_closes_no_lock_of_its_parent", "logcore/fs.py",
-        "            os.close(held.handle)\n        self._locks.clear()",
+        "            held.close()\n        self._locks.clear()",
         "            pass\n        self._locks.clear()",
         "faults/test_processes.py::test_a_child_does_not_keep_the_lock_of_a_parent_that_was_killed",
     ),

@@ -292,7 +292,7 @@ class OsFS:
         self.guard = threading.RLock()
         for held in self._locks.values():
             # An open copy in the child would keep the lock after the parent's death.
-            os.close(held.handle)
+            held.close()
         self._locks.clear()
         for owner, forget in list(self._heirs.values()):
             living = owner()
@@ -609,24 +609,29 @@ class OsFS:
         with _Writing(path):
             facts = os.stat(directory)
         identity = (facts.st_dev, facts.st_ino)
-        claimed: Lock | None = None
+        held: _DirectoryLock | None = None
+        claimed: _MemberLock | None = None
         try:
             with self.guard:
                 held = self._locks.get(identity)
                 # Not held, or held by the parent of a fork.
                 if held is None or held.pid != os.getpid():
-                    held = self._locks[identity] = _DirectoryLock(self, identity, directory, is_shared=shared)
+                    held = _DirectoryLock(self, identity, directory, is_shared=shared)
                     held.acquire()
                 claimed = held.claim(member, is_shared=shared)
             return claimed
         # After an interrupt the caller never gets the claim and could not release it.
         except BaseException:
-            if claimed is not None:
-                claimed.release()
+            if held is not None:
+                held.drop(claimed)
             raise
 
-    def forget_lock(self, identity: tuple[int, int]) -> None:
-        self._locks.pop(identity, None)
+    def remember_lock(self, held: _DirectoryLock) -> None:
+        self._locks[held.identity] = held
+
+    def forget_lock(self, held: _DirectoryLock) -> None:
+        if self._locks.get(held.identity) is held:
+            del self._locks[held.identity]
 
     def lock_byte(self, handle: int, byte: int, *, timeout_ms: int = 0, shared: bool = False) -> bool:
         """Lock one byte of an open file, which need not exist, against all other
@@ -764,19 +769,13 @@ class _DirectoryLock:
         self.members: set[str] = set()
         self.shared = Shared()
         self.handle = -1
+        # Whether the file that names the holder is the one of this lock.
+        self.is_named = False
 
     def acquire(self) -> None:
-        """Acquire the lock, or raise and hold nothing.
-
-        An interrupt after __init__() would otherwise leave it held forever.
-        """
-        try:
-            self._acquire()
-        except BaseException:
-            self.fs.forget_lock(self.identity)
-            if self.handle >= 0:
-                os.close(self.handle)
-            raise
+        """Acquire the lock and remember it. The caller drops it after an error."""
+        self._acquire()
+        self.fs.remember_lock(self)
 
     def _acquire(self) -> None:
         path = os.path.join(self.directory, ".lock")
@@ -808,6 +807,7 @@ class _DirectoryLock:
             return
         # The file names the holder for the message above, because the kernel does not
         # report the holder of such a lock.
+        self.is_named = True
         with contextlib.suppress(OSError):
             handle = os.open(owner, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _OPEN, 0o644)
             try:
@@ -815,7 +815,7 @@ class _DirectoryLock:
             finally:
                 os.close(handle)
 
-    def claim(self, member: str, *, is_shared: bool) -> Lock:
+    def claim(self, member: str, *, is_shared: bool) -> _MemberLock:
         reason, path = "", self.directory
         if is_shared != self.is_shared:
             reason = "this process has the log directory open otherwise; say shared=True in both or in none"
@@ -828,37 +828,53 @@ class _DirectoryLock:
         self.members |= {member}
         return claimed
 
-    def drop(self, member: str) -> None:
-        """Release a member, and the lock with the last one.
+    def drop(self, member: _MemberLock | None) -> None:
+        """Release a member, if one is given, and the lock if no member is left.
 
-        This allocates no memory, because it also runs after a MemoryError.
+        This allocates no memory, because it also runs after a MemoryError. After an
+        interrupt, a second call does the rest.
         """
         # In a forked child the lock belongs to the parent.
         if self.forks != self.fs.forks:
             return
-        # Keeps another thread from claiming a member of a lock that is about to be
-        # released.
-        self._enter()
         try:
-            self.members.discard(member)
+            # Keeps another thread from claiming a member of a lock that is about to be
+            # released.
+            self._enter()
+            # Set together: from here on, the name may belong to a later claim.
+            if member is not None and not member.is_released:
+                member.is_released = True
+                self.members.discard(member.name)
             if not self.members:
-                self.fs.forget_lock(self.identity)
-                os.close(self.handle)
-                if self.is_shared:
-                    return
-                # The file is only informative; the lock is decisive.
-                with contextlib.suppress(OSError):
-                    os.unlink(os.path.join(self.directory, "logcore.owner"))
+                self.fs.forget_lock(self)
+                self.close()
+                if self.is_named:
+                    self.is_named = False
+                    # The file is only informative; the lock is decisive.
+                    with contextlib.suppress(OSError):
+                        os.unlink(os.path.join(self.directory, "logcore.owner"))
         finally:
-            self._leave()
+            try:
+                self._leave()
+            # An interrupt came before the guard was acquired.
+            except RuntimeError:
+                pass
+
+    def close(self) -> None:
+        """Close the file, which releases the lock. A second call does nothing."""
+        if self.handle >= 0:
+            # No call in between, so an interrupt cannot close the file twice.
+            handle = self.handle
+            self.handle = -1
+            os.close(handle)
 
 
 @attrs.define
 class _MemberLock:
     directory: _DirectoryLock
-    member: str
+    name: str
     shared: Shared
-    _released: bool = False
+    is_released: bool = False
 
     @property
     def handle(self) -> int:
@@ -868,12 +884,10 @@ class _MemberLock:
 
     @property
     def is_last(self) -> bool:
-        return self.directory.members <= {self.member}
+        return self.directory.members <= {self.name}
 
     def release(self) -> None:
-        if not self._released:
-            self._released = True
-            self.directory.drop(self.member)
+        self.directory.drop(self)
 
 
 def _lock_file(handle: int) -> None:

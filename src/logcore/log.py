@@ -347,7 +347,7 @@ class Log(LogReader):
 
     def close(self) -> None:
         """Flush, mark the log as cleanly closed, and release the lock. A second call
-        does nothing.
+        does nothing, unless an interrupt cut the first one short.
 
         Raises:
             DurabilityUnknownError: the last sync failed. The log is closed anyway.

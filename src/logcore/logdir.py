@@ -192,11 +192,19 @@ class LogDir:
         fs.after_fork(self._make_locks)  # a thread of the parent may hold one, and does not exist in the child
         self._sharing = Sharing(fs, self, claim, self._registry, self._incidents)
         self._deletions = Deletions(fs, self._registry, self._sharing, self._incidents, self._coordinators)
-        if claim is None:
-            self._begin(finishes=False)
-        else:
-            with claim.alone() as is_alone:
-                self._begin(finishes=is_alone)
+        try:
+            if claim is None:
+                self._begin(finishes=False)
+            else:
+                with claim.alone() as is_alone:
+                    self._begin(finishes=is_alone)
+        except BaseException:
+            self._closed = True
+            for log in self._logs.known.values():
+                # The first error is the one to report.
+                with contextlib.suppress(LogcoreError):
+                    log.close()
+            raise
 
     def _begin(self, *, finishes: bool) -> None:
         """finishes: complete interrupted work, because no other process has the directory open for writing."""
@@ -211,16 +219,9 @@ class LogDir:
             if finishes:
                 self._registry.complete()
         self._closed = False
-        try:
-            self._deletions.forget_again(self, self._lock)
-            if finishes:
-                self._apply_staged()
-        except BaseException:
-            self._closed = True
-            for log in self._logs.known.values():
-                with contextlib.suppress(LogcoreError):  # the first error is the one to report
-                    log.close()
-            raise
+        self._deletions.forget_again(self, self._lock)
+        if finishes:
+            self._apply_staged()
 
     def _apply_staged(self) -> None:
         """Carries out staged writes. One that fails now is tried again by tick(); the directory opens without it."""

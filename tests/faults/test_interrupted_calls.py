@@ -38,6 +38,8 @@ CASES = (
     calls.Transacting,
     calls.Directing,
     calls.Opening,
+    calls.OpeningFiles,
+    calls.SharingFiles,
     calls.Registering,
 )
 
@@ -82,6 +84,28 @@ def test_interrupted_deletion_of_a_topic_keeps_no_claim(tmp_path: Path) -> None:
                 data.append("t", b"a", partition=0)
                 data.append("t", b"a", partition=1)
     assert nth > 40
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_second_close_completes_an_interrupted_close(tmp_path: Path, shared: bool) -> None:
+    """Real files have another class of lock than the simulated disk has."""
+    nth = left = 0
+    while not left:
+        nth += 1
+        path = tmp_path / str(nth)
+        data = logcore.open_dir(path, create=True, durability="os", shared=shared)
+        data.create_topic("t")
+        data.append("t", b"a")
+        log = data.partition("t", 0)
+        trace = interrupted(lambda log=log: log.close(), nth, fs.__file__, claim.__file__)  # type: ignore[misc]
+        log.close()
+        data.open_again("t", 0)
+        left = interrupted(data.close, nth, fs.__file__, claim.__file__).left or trace.left
+        data.close()
+        for other in (not shared, shared):
+            with logcore.open_dir(path, durability="os", shared=other) as again:
+                assert [record.value for record in again.read("t")] == [b"a"], trace.place
+    assert nth > 100
 
 
 @pytest.mark.parametrize("how", ["poll", "poll_columns"])

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
+import tempfile
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -362,13 +364,35 @@ class Directing(Case):
 
 
 class Opening(Case):
-    """An open_dir() that was interrupted holds nothing."""
+    """An open_dir() that was interrupted holds nothing, and a close() that is called again releases everything."""
+
+    shared = False
 
     def act(self) -> None:
         self.data.close()
         self.data = self.open()
         self.data.partition("t", 0)
         self.data.partition("t", 1)
+
+
+class OpeningFiles(Opening):
+    """On real files: their lock is not the class that the simulated disk has."""
+
+    def __init__(self) -> None:
+        self.directory = tempfile.TemporaryDirectory()
+        super().__init__()
+
+    def open(self) -> LogDir:
+        path = os.path.join(self.directory.name, "d")
+        return logcore.open_dir(path, create=True, durability="os", shared=self.shared)
+
+    def judge(self) -> None:
+        super().judge()
+        self.directory.cleanup()
+
+
+class SharingFiles(OpeningFiles):
+    shared = True
 
 
 class Registering(Case):

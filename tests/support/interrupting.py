@@ -10,6 +10,7 @@ import functools
 import linecache
 import re
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -33,6 +34,9 @@ class Interrupt:
 
     def __call__(self, frame: Any, event: str, _: Any) -> Any:
         code = frame.f_code
+        # Python only prints what a finalizer raises.
+        if event == "call" and frame.f_back is not None and frame.f_back.f_code.co_filename == weakref.__file__:
+            return None
         if not is_traced(code) or (self._files and code.co_filename not in self._files):
             return None
         if event == "line" and not is_edge(code.co_filename, frame.f_lineno):
@@ -58,8 +62,9 @@ def interrupted(call: Callable[[], object], nth: int, *files: str | None) -> Int
 
 @functools.cache
 def is_traced(code: Any) -> bool:
-    """Not `__del__`, of which the collector only prints what it raises."""
-    return "/logcore/" in code.co_filename and "/testing/" not in code.co_filename and code.co_name != "__del__"
+    """Python only prints what `__del__` and the callback of a weak reference raise, so these are not interrupted."""
+    is_finalizer = code.co_name == "__del__" or code.co_qualname == "OsFS.after_fork.<locals>.<lambda>"
+    return "/logcore/" in code.co_filename and "/testing/" not in code.co_filename and not is_finalizer
 
 
 @functools.cache
@@ -71,9 +76,18 @@ def is_edge(path: str, line: int) -> bool:
     if text.startswith(_EDGES):
         return True
     before = linecache.getline(path, line - 1).strip()
+    if before == "try:":
+        before = linecache.getline(path, line - 2).strip()
     if before.startswith(("finally:", "except ")):
         return True
-    is_behind_plain = _PLAIN.fullmatch(before) is not None or (
-        _BARE.fullmatch(before) is not None and is_edge(path, line - 1)
+    is_behind_plain = _PLAIN.fullmatch(before) is not None and indent(path, line) == indent(path, line - 1)
+    return is_behind_plain or (
+        _BARE.fullmatch(before) is not None
+        and is_edge(path, line - 1)
+        and (_BARE.fullmatch(text) or _PLAIN.fullmatch(text)) is not None
     )
-    return is_behind_plain and (_BARE.fullmatch(text) or _PLAIN.fullmatch(text)) is not None
+
+
+def indent(path: str, line: int) -> int:
+    text = linecache.getline(path, line)
+    return len(text) - len(text.lstrip())

@@ -133,6 +133,7 @@ class OpenLogs:
         try:
             before()
             self._close_all(everything, is_forked=is_forked)
+            self.is_released = True
         # Also after an interrupt: the remaining logs are closed and the directory is
         # not marked clean.
         except BaseException:
@@ -144,7 +145,6 @@ class OpenLogs:
                 self._claim.release()
             self.is_released = True
             raise
-        self.is_released = True
 
     def _close_all(self, everything: Collection[Key], *, is_forked: bool) -> None:
         logs = self.known
@@ -174,6 +174,9 @@ class OpenLogs:
                     except BaseException as error:
                         failures.append(error)
                         claim.fail()
+                        # Completes a close that an interrupt cut short; otherwise does nothing.
+                        with contextlib.suppress(LogcoreError, OSError):
+                            log.close()
             try:
                 claim.checkpoints.set(checkpoint.RECOVERY_POINT, recovery_points, may_use_reserve=True)
                 self._upkeeper.save_high_watermarks(ends)

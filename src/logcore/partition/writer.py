@@ -161,9 +161,7 @@ class Writer(Appender):
         # the damage was synced after it, so the damage is not a torn write.
         self._unsynced_limit = {"group": policy.max_bytes, "always": 0}.get(policy.kind, _NO_LIMIT)
         self._apply_config()
-        publish = None
-        if sharing is not None:
-            publish = sharing.publish
+        publish = None if sharing is None else sharing.publish
         hooks = Hooks(
             written=lambda: (self.written_bytes, self.state.end),
             sync=lambda: fs.fdatasync(self.active.handle),
@@ -399,6 +397,8 @@ class Writer(Appender):
         """Finish the log if this process may still change it, and release the rest."""
         state = self.state
         if self._is_released:
+            # An interrupt may have cut the release of an earlier call short.
+            self.claim.release()
             return
         if self.fs.forks != self.forks:  # a forked child: the files and the lock are its parent's
             self._is_released = True
