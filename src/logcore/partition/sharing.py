@@ -95,7 +95,9 @@ class SharedLock:
         self._fs = fs
         self._forks = fs.forks
         self._path = path
-        self._mutex = threading.Lock()
+        # Reentrant only to detect an interrupted release(): no thread acquires it twice.
+        self._mutex: Any = threading.RLock()
+        self._is_held = False
         self._turn = Turn(fs, handle, key, path)
         self._has_turn = False  # under the mutex
         #: Whether the log was trusted when it was opened, because other processes had
@@ -131,14 +133,18 @@ class SharedLock:
             StorageReadError, CorruptLogError and others of open_partition(): the state
                 could not be brought up to date.
         """
+        # Ctrl-C at the entry of __enter__() or __exit__() left the lock with this thread.
+        if self._mutex._is_owned():
+            self.release()
         # Threads first, then processes, because record locks do not exclude threads.
         if not self._mutex.acquire(blocking):
             return False
         try:
+            self._is_held = True
             if self._is_over():
                 return True
             if not self._turn.take(waits=blocking):
-                self._mutex.release()
+                self._give()
                 return False
             self._has_turn = True
             # `look` returns the same objects while the file is unchanged, so the usual
@@ -150,10 +156,10 @@ class SharedLock:
             # marked, because it will not be changed.
             if not self._is_over():
                 self._turn.begin()
+            return True
         except BaseException:
             self._give()
             raise
-        return True
 
     def release(self) -> None:
         """Record the present state for the next holder, and release the lock."""
@@ -165,7 +171,7 @@ class SharedLock:
 
     def locked(self) -> bool:
         """Return whether a thread of this process holds the lock."""
-        return self._mutex.locked()
+        return self._is_held
 
     @property
     def has_turn(self) -> bool:
@@ -178,6 +184,7 @@ class SharedLock:
                 self._has_turn = False
                 self._turn.give()
         finally:
+            self._is_held = False
             self._mutex.release()
 
     def _is_over(self) -> bool:
@@ -204,6 +211,7 @@ class SharedLock:
         with self._mutex:
             self._turn.take()
             try:
+                self._is_held = True
                 note = self._turn.note()
                 synced = self._turn.synced()
                 if note is not None and note.is_deleted and not is_alone:
@@ -223,6 +231,7 @@ class SharedLock:
                 yield believed_end
                 self.settle()
             finally:
+                self._is_held = False
                 self._turn.give()
 
     def attach(self, writer: Writer, opened: Opened, open_again: Open, *, believed_end: int | None) -> None:
