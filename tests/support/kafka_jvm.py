@@ -34,15 +34,20 @@ def classes() -> Path:
     return jars("pom.xml", "kafka", "kafka_2.13")
 
 
+def clients(version: str) -> Path:
+    """Fetch kafka-clients of one version, with its dependencies, and return the folder of jars."""
+    return jars("clients.xml", "clients", "kafka-clients", version)
+
+
 @functools.cache
-def jars(pom: str, name: str, artifact: str) -> Path:
+def jars(pom: str, name: str, artifact: str, version: str = "") -> Path:
     """A folder of the jars that a pom of tests/data/kafka names, with what they need. artifact: whose version is the
-    folder's.
+    folder's. version: replaces VERSION in the pom.
     """
     for program, package in (("java", "default-jdk-headless"), ("mvn", "maven")):
         if shutil.which(program) is None:
             pytest.skip(f"needs {program}: apt-get install {package}")
-    text = (SOURCES / pom).read_text()
+    text = (SOURCES / pom).read_text().replace("VERSION", version)
     versions = re.findall(rf"<artifactId>{re.escape(artifact)}</artifactId>\s*<version>(.*)</version>", text)
     folder = Path(__file__).parents[2] / "build" / f"{name}-{versions[0]}"
     if not folder.is_dir():
