@@ -57,8 +57,8 @@ def test_old_kafka_python_reads_batches_of_each_codec(tmp_path: Path, version: s
     assert done.stdout.split() == [value.decode() for value in values], done.stderr
 
 
-#: Java clients: the newest release of each major line that Maven serves, and 2.8, the last minor version of 2.x.
-JAVA = ["0.11.0.3", "1.1.1", "2.0.1", "2.8.2", "3.9.1", "4.1.1"]
+#: Java clients of each major line. 2.0 is the last minor version without zstd, and 2.1 is the first with it.
+JAVA = ["0.11.0.3", "1.1.1", "2.0.1", "2.1.1", "2.8.2", "3.9.1", "4.1.1"]
 
 
 def java(version: str, address: str, *arguments: str) -> subprocess.CompletedProcess[str]:
