@@ -1,6 +1,6 @@
 """The architecture, checked: who may import whom, and what only one module may do.
 
-import-linter reads the layers from pyproject.toml. What it cannot say is read from the syntax trees here: that only
+import-linter reads the layers from .importlinter. What it cannot say is read from the syntax trees here: that only
 `fs` touches the disk, that time and chance come in as arguments, that nothing starts threads, and that the heavy
 optional packages are imported inside functions. Modules that do not exist yet are no failure.
 """

@@ -22,7 +22,7 @@ from logcore import distribution
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = (".ci", "benchmarks", "docs", "examples", "src", "tests", "tools")
-SHIPPED_FILES = ("LICENSE", "MANIFEST.in", "Makefile", "mkdocs.yml", "pyproject.toml", "setup.py")
+SHIPPED_FILES = (".importlinter", "LICENSE", "MANIFEST.in", "Makefile", "mkdocs.yml", "pyproject.toml", "setup.py")
 UNSHIPPED = ("__pycache__", "*.pyc", "*.so", "*.pyd", "*.egg-info")
 
 if not (ROOT / "setup.py").exists():
