@@ -640,8 +640,8 @@ MISTAKES: Final = (
     # -- several processes write one log
     Mistake(
         "turn_that_leaves_no_sign", "logcore/partition/sharing.py",
-        "                self._turn.begin()\n        except",
-        "                pass\n        except",
+        "                self._turn.begin()\n            return True",
+        "                pass\n            return True",
         "partition/test_sharing_exploration.py",
     ),
     Mistake(

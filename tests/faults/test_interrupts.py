@@ -260,7 +260,9 @@ def test_any_allocation_fails(action: Callable[[Life], None], count: int, tmp_pa
     """In children, which a missing allocation may end."""
     _, share = shares(action, count)
     for first in range(0, share, BATCH):
-        said = in_child(lambda tell: starve(action, tmp_path / "data", 2 * first, min(BATCH, share - first), tell))  # noqa: B023
+        said = in_child(
+            lambda tell, first=first: starve(action, tmp_path / "data", 2 * first, min(BATCH, share - first), tell)  # type: ignore[misc]
+        )
         assert said is None, said
     print(f"{share} failed allocations met in {action.__name__}")
 

@@ -94,8 +94,13 @@ def measure(place: str, seconds: float, most: int) -> Iterator[dict[str, Any]]:
         yield row("append_many, 1000 a call, os", timed(append_group), against, timed(floor))
     with logcore.open(many, read_only=True) as log:
         end_offset = min(log.high_watermark, most)
-        columns: Callable[[], int] = lambda: sum(len(part) for part in log.scan(0, end_offset))  # noqa: E731
-        objects: Callable[[], int] = lambda: sum(1 for _ in log.read(0, end_offset))  # noqa: E731
+
+        def columns() -> int:
+            return sum(len(part) for part in log.scan(0, end_offset))
+
+        def objects() -> int:
+            return sum(1 for _ in log.read(0, end_offset))
+
         yield row("scan, to columns", timed(columns), against, timed(floor))
         yield row("read, to records", timed(objects), against, timed(floor))
 

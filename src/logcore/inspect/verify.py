@@ -138,7 +138,7 @@ def _verify_directory(fs: FS, directory: str, found: list[str]) -> Iterator[Verd
         key = partition_of(os.path.basename(fs.real_path(partition)))
         if key is not None and key[0] in going:
             detail = (
-                "of a topic that is being made or deleted; if no process is at it, opening the directory removes it"
+                "of a topic that is being made or deleted; if no process does this, opening the directory removes it"
             )
             yield Verdict(path=partition, kind="other", status="ok", detail=detail)
         else:
